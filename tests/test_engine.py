@@ -1,0 +1,185 @@
+"""The transformers engine: what it returns is what the model's own forward says, whatever else runs beside it."""
+import asyncio
+import collections
+import math
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+import engine
+from conftest import make_model
+from data import BadInput
+
+
+def hf_settings(model, **changes):
+    base = dict(model=model, family="qwen3", engine="hf", dtype="float32", temperature=1.0, top_p=1.0, max_tokens=24,
+                gpu_memory=0.9, max_model_len=None, tensor_parallel=1, data_parallel=1)
+    return engine.Settings(**{**base, **changes})
+
+
+def sample_all(settings, requests, adapters=True, slots=None):
+    """Answer requests (dicts of `sample`'s arguments) on one engine, all at once."""
+    async def run():
+        e = await engine.start(settings, adapters)
+        if slots:
+            e.slots = slots
+        try:
+            return await asyncio.gather(*(e.sample(**r) for r in requests))
+        finally:
+            e.close()
+    return asyncio.run(run())
+
+
+def requests(n, temperature=1.0, top_p=1.0, adapter=None, max_tokens=24):
+    return [dict(prompt_token_ids=[(7 * i + j) % 250 for j in range(3 + 5 * (i % 7))], seed=1000 + i, max_tokens=max_tokens,
+                 temperature=temperature, top_p=top_p, adapter=adapter) for i in range(n)]
+
+
+def reference_logprobs(folder, request, token_ids, adapter=None):
+    """log softmax(logits / temperature) of the sampled tokens, by one plain forward pass."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    if adapter:
+        model = PeftModel.from_pretrained(model, adapter)
+    prompt = request["prompt_token_ids"]
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1:-1].float()
+    return (logits / request["temperature"]).log_softmax(-1)[torch.arange(len(token_ids)), token_ids]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("which", [None, 0, 1])
+def test_sampler_and_trainer_agree(toy_model, toy_adapters, temperature, which):
+    """exp(train - sampler) is 1: the sharpest test of the sampling side (App. B.4)."""
+    adapter = None if which is None else toy_adapters[which]
+    wanted = requests(20, temperature, adapter=adapter)
+    for request, sample in zip(wanted, sample_all(hf_settings(toy_model), wanted, slots=6)):
+        ratio = (reference_logprobs(toy_model, request, sample.token_ids, adapter) - torch.tensor(sample.logprobs)).exp()
+        assert (ratio - 1).abs().max() < 1e-3
+
+
+def test_adapters_in_turn_and_base_again(toy_model, toy_adapters):
+    wanted = [r for a in (toy_adapters[0], None, toy_adapters[1], None) for r in requests(5, adapter=a)]
+    for request, sample in zip(wanted, sample_all(hf_settings(toy_model), wanted)):
+        ratio = (reference_logprobs(toy_model, request, sample.token_ids, request["adapter"]) - torch.tensor(sample.logprobs)).exp()
+        assert (ratio - 1).abs().max() < 1e-3
+
+
+def test_top_p_keeps_at_least_its_mass(toy_model):
+    """With top-p 0.95, mu is renormalised over the kept tokens: policy / mu is the kept mass, in [0.95, 1] (Eq. 3)."""
+    wanted = requests(20, 0.6, top_p=0.95)
+    ratios = []
+    for request, sample in zip(wanted, sample_all(hf_settings(toy_model), wanted)):
+        ratios.append((reference_logprobs(toy_model, request, sample.token_ids) - torch.tensor(sample.logprobs)).exp())
+    ratios = torch.cat(ratios)
+    assert 0.949 <= ratios.min() and ratios.max() <= 1.001 and ratios.min() < 0.999
+
+
+def test_olmo3_sliding_window(tmp_path):
+    """Olmo-3 mixes full and sliding attention; the window (16) is shorter than the sequences."""
+    folder = make_model(tmp_path / "olmo", architecture="olmo3", sliding_window=16,
+                        layer_types=["sliding_attention", "full_attention"])
+    wanted = requests(8, max_tokens=40)
+    for request, sample in zip(wanted, sample_all(hf_settings(folder), wanted)):
+        ratio = (reference_logprobs(folder, request, sample.token_ids) - torch.tensor(sample.logprobs)).exp()
+        assert (ratio - 1).abs().max() < 1e-3
+
+
+def test_a_request_depends_on_its_seed_alone(toy_model):
+    """Alone, in any company and any order: the same tokens."""
+    wanted = requests(12)
+    together = sample_all(hf_settings(toy_model), wanted)
+    crowded = sample_all(hf_settings(toy_model), wanted[::-1], slots=3)[::-1]
+    alone = [sample_all(hf_settings(toy_model), [r])[0] for r in wanted[:3]]
+    assert [s.token_ids for s in together] == [s.token_ids for s in crowded]
+    assert [s.token_ids for s in together[:3]] == [s.token_ids for s in alone]
+    assert len({tuple(s.token_ids) for s in together}) == 12
+
+
+def test_draw_follows_the_distribution():
+    """Frequencies of 20,000 draws from a known distribution, within five standard deviations."""
+    p = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
+    n = 20_000
+    rows = [engine.Row([], 1, 1.0, 1.0, None, torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(i)),
+                       None, [], []) for i in range(n)]
+    tokens, logprobs = engine.draw(p.log().expand(n, -1), rows)
+    counts = collections.Counter(tokens)
+    for token, probability in enumerate(p.tolist()):
+        assert abs(counts[token] - n * probability) <= 5 * math.sqrt(n * probability * (1 - probability))
+    assert all(abs(logprob - math.log(p[token])) < 1e-6 for token, logprob in zip(tokens, logprobs))
+
+
+def test_draw_at_the_ends():
+    """The largest uniform never falls off the end, temperature 0 is the arg max, top-p always keeps the best token."""
+    def row(u, **changes):
+        return engine.Row([], 1, changes.get("temperature", 1.0), changes.get("top_p", 1.0), None,
+                          torch.tensor([u], dtype=torch.float64), None, [], [])
+    logits = torch.tensor([[0.0, 3.0, 1.0]]).expand(4, -1)
+    rows = [row(1 - 2**-53), row(0.0), row(0.999, temperature=0), row(0.999, top_p=0.01)]
+    assert engine.draw(logits, rows)[0] == [2, 0, 1, 1]
+    assert engine.draw(logits, rows)[1][3] == 0.0
+
+
+def test_finish_reasons(toy_model):
+    samples = sample_all(hf_settings(toy_model), requests(40, max_tokens=60))
+    stop = engine.stop_token_ids(toy_model, engine.load(engine.AutoTokenizer, toy_model))
+    for s in samples:
+        assert (s.finish_reason == "stop") == (s.token_ids[-1] in stop)
+        assert len(s.token_ids) == 60 or s.finish_reason == "stop"
+        assert not set(s.token_ids[:-1]) & set(stop) and "<|im_end|>" not in s.text
+    assert {s.finish_reason for s in samples} == {"stop", "length"}
+
+
+def test_window(toy_model):
+    """A response gets what the window leaves; a prompt that fills it is refused and the others go on."""
+    settings = hf_settings(toy_model, max_model_len=40)
+    short, full = dict(requests(1)[0], prompt_token_ids=[1] * 30), dict(requests(1)[0], prompt_token_ids=[1] * 40)
+
+    async def run():
+        e = await engine.start(settings)
+        results = await asyncio.gather(e.sample(**short), e.sample(**full), return_exceptions=True)
+        e.close()
+        return results
+    first, second = asyncio.run(run())
+    assert len(first.token_ids) <= 10
+    assert isinstance(second, engine.ContextTooLong)
+
+
+def test_priority(toy_model):
+    """With one slot, requests run in the order of their priority."""
+    order = []
+
+    async def run():
+        e = await engine.start(hf_settings(toy_model))
+        e.slots = 1
+
+        async def one(i):
+            await e.sample(**dict(requests(1)[0], priority=i))
+            order.append(i)
+        await asyncio.gather(*(one(i) for i in (3, 1, 2, 0)))
+        e.close()
+    asyncio.run(run())
+    assert order == [0, 1, 2, 3]
+
+
+def test_seeds_are_fixed():
+    """Seeds are part of a run's identity: these values never change."""
+    a = engine.request_seed(1, "p", 1, "answer")
+    assert a == engine.request_seed(1, "p", 1, "answer") != engine.request_seed(1, "p", 1, "draft")
+    assert engine.request_seed(3, "p", 1, "answer") - a == 2 * 10**8
+    assert a == 71965318489874551
+
+
+def test_adapter_of_another_model(toy_model, toy_adapters, tmp_path):
+    other = make_model(tmp_path / "other", seed=5)
+    with pytest.raises(BadInput, match="was trained on"):
+        sample_all(hf_settings(other), requests(1, adapter=toy_adapters[0]))
+    with pytest.raises(BadInput, match="adapter_config.json"):
+        sample_all(hf_settings(other), requests(1, adapter=str(tmp_path)))
+
+
+def test_an_error_in_the_engine_reaches_whoever_waits(toy_model, monkeypatch):
+    monkeypatch.setattr(engine, "draw", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sample_all(hf_settings(toy_model), requests(3))
