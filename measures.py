@@ -1,0 +1,250 @@
+"""Every number that the paper counts from rollouts and samples, as pure functions: no files, no model.
+
+`attempts` is one run on one bench, {problem id: {step: record}}, as `by_problem` makes it of the lines of rollouts.jsonl.
+Shares are in [0, 1], tokens are counts, hours are GPU hours. Steps count from 1. A measure over nothing is None.
+"Correct" is s, what the pass rate counts; "wrong" and "fixed" of appendix A are r = 0 and r = 1, what the policy may see.
+"""
+import statistics
+
+import numpy as np
+
+from data import BadInput
+
+REPEAT_STEPS = 24           # appendix A looks at the first 24 steps
+SELF_CORRECTION_STEPS = 10  # appendix G.4: 10 steps, restarts at 1 and 6
+
+
+def by_problem(records):
+    """{problem id: {step: record}}; BadInput if a (problem, step) is there twice."""
+    attempts = {}
+    for record in records:
+        steps = attempts.setdefault(record["problem"], {})
+        if record["step"] in steps:
+            raise BadInput(f"step {record['step']} of problem {record['problem']} is recorded twice: name one run only once.")
+        steps[record["step"]] = record
+    return attempts
+
+
+def in_order(attempts):
+    """The records, problem by problem, each problem's in the order of its steps."""
+    return [steps[t] for steps in attempts.values() for t in sorted(steps)]
+
+
+def share(outcomes):
+    """Mean of a list of 0/1 or of numbers; None if it is empty."""
+    outcomes = list(outcomes)
+    return sum(outcomes) / len(outcomes) if outcomes else None
+
+
+def mean_and_deviation(values):
+    """Mean and sample standard deviation (n - 1; None for one value) over run seeds, Table 12."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pass rate and accuracy
+
+
+def complete_steps(attempts):
+    """The last step k such that every problem has the steps 1..k: segments run side by side, so a step may be missing."""
+    last = 0
+    while attempts and all(last + 1 in steps for steps in attempts.values()):
+        last += 1
+    return last
+
+
+def pass_curve(attempts, last):
+    """pass@k for k = 1..last: the share of problems with a correct answer within their first k (Eq. 1)."""
+    first = [min((t for t, record in steps.items() if record["correct"]), default=last + 1) for steps in attempts.values()]
+    return [share(f <= k for f in first) for k in range(1, last + 1)]
+
+
+def accuracy_curve(attempts, last):
+    """Share of correct answers among all that were graded up to step k, k = 1..last (Table 11, Acc.)."""
+    at_step = [share(steps[k]["correct"] for steps in attempts.values()) for k in range(1, last + 1)]
+    return [share(at_step[:k]) for k in range(1, last + 1)]
+
+
+def avg_and_pass(outcomes):
+    """avg@n and pass@n of test samples, `outcomes` [problems][n] of 0/1: correct among all, problems with any (App. E.2)."""
+    return share(z for problem in outcomes for z in problem), share(any(problem) for problem in outcomes)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cost (App. C.4, E.5)
+
+TOKENS = {"prompt": ("prompt_tokens", "draft_prompt_tokens"), "completion": ("completion_tokens",), "draft": ("draft_tokens",),
+          "judge": ("judge_prompt_tokens", "judge_tokens")}
+
+
+def token_curves(attempts, last):
+    """Tokens up to step k, k = 1..last, as {"prompt" | "completion" | "draft" | "judge" | "all": [...]}.
+
+    "prompt" holds the drafts' prompts too, "judge" the judge's prompts and answers; "all" is T_fwd of Eq. 5, where prompt
+    tokens that came from a cache count in full.
+    """
+    curves = {}
+    for kind, keys in TOKENS.items():
+        at_step = [sum(steps[k][key] for steps in attempts.values() for key in keys) for k in range(1, last + 1)]
+        curves[kind] = np.cumsum(at_step).tolist()
+    curves["all"] = [sum(step) for step in zip(*curves.values())]
+    return curves
+
+
+def petaflops(parameters, forward_tokens, trained_tokens=0):
+    """2 N T_fwd + 6 N T_train in units of 10^15 (Eq. 5)."""
+    return (2 * parameters * forward_tokens + 6 * parameters * trained_tokens) / 1e15
+
+
+def update_tokens(samples):
+    """Tokens of a policy update, from the lines of samples.jsonl, as (forward here, forward in the paper, trained).
+
+    Forward: the student's generation and the teacher's pass; the paper also counts a behaviour pass over the student's
+    sequences, which one optimizer step per batch makes unnecessary (App. B.4, E.5).
+    """
+    student = sum(s["prompt_tokens"] + s["completion_tokens"] for s in samples)
+    teacher = sum(s["context_tokens"] + s["completion_tokens"] for s in samples)
+    return student + teacher, 2 * student + teacher, student
+
+
+def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1):
+    """GPU hours up to step k, k = 1..last: an allotment of the wall time, not a measurement of the step.
+
+    start-up + wall x (sampling seconds of the steps <= k, drafts included) / (all sampling seconds), times the GPUs.
+    """
+    seconds = [sum(steps[k]["sample_seconds"] for steps in attempts.values()) for k in range(1, last + 1)]
+    total = sum(record["sample_seconds"] for record in in_order(attempts))
+    return [(startup_seconds + wall_seconds * (part / total if total else 1)) * gpus / 3600 for part in np.cumsum(seconds).tolist()]
+
+
+def mean_length(attempts, last):
+    """Mean completion tokens per graded answer up to step `last`, drafts excluded (Table 20)."""
+    return share(steps[k]["completion_tokens"] for steps in attempts.values() for k in range(1, last + 1))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Repeated wrong answers (App. A)
+
+
+def is_wrong_as(record, signature):
+    """Whether an answer is wrong with this error signature; no signature is never a repeat."""
+    return signature is not None and record["reward"] == 0 and record["signature"] == signature
+
+
+def repeats(attempts):
+    """Wrong answers of independent samples, and how many repeat an earlier wrong answer of their problem (Table 7)."""
+    wrong = repeated = 0
+    for steps in attempts.values():
+        seen = set()
+        for record in (steps[t] for t in sorted(steps) if t <= REPEAT_STEPS):
+            if record["reward"] == 0:
+                wrong += 1
+                repeated += record["signature"] in seen
+                seen |= {record["signature"]} - {None}
+    return wrong, repeated
+
+
+def transitions(attempts):
+    """{problem id: [(signature of step t-1, repeat, fix), ...]} over the steps t that revise a wrong answer with a signature.
+
+    A restart step revises a fresh draft instead, so it is no transition. A problem without transitions is left out.
+    """
+    found = {}
+    for problem, steps in attempts.items():
+        for t in range(2, REPEAT_STEPS + 1):
+            before, now = steps.get(t - 1), steps.get(t)
+            if now and before and not now["restart"] and before["reward"] == 0 and before["signature"] is not None:
+                found.setdefault(problem, []).append(
+                    (before["signature"], is_wrong_as(now, before["signature"]), now["reward"] == 1))
+    return found
+
+
+def bootstrap_interval(differences, draws=10_000, seed=0):
+    """95% percentile interval of the mean of paired differences, resampling problems."""
+    values, generator = np.asarray(differences, dtype=float), np.random.default_rng(seed)
+    means = [values[generator.integers(len(values), size=len(values))].mean() for _ in range(draws)]
+    return tuple(np.percentile(means, [2.5, 97.5]).tolist())
+
+
+def paired_rates(ours, theirs):
+    """Table 8: repeat and fix rates of two transition tables, first per problem, then over the problems that both have.
+
+    Returns {"problems": n, "repeat": (ours, theirs, difference, (low, high)), "fix": the same}; None without a shared problem.
+    """
+    shared = [problem for problem in ours if problem in theirs]
+    result = {"problems": len(shared)}
+    for name, column in (("repeat", 1), ("fix", 2)):
+        ours_by_problem, theirs_by_problem = ([share(t[column] for t in table[p]) for p in shared] for table in (ours, theirs))
+        differences = [a - b for a, b in zip(ours_by_problem, theirs_by_problem)]
+        result[name] = (share(ours_by_problem), share(theirs_by_problem), share(differences), bootstrap_interval(differences)) \
+            if shared else None
+    return result
+
+
+def pooled_rates(table, independent):
+    """Table 9: {"transitions", "repeat", "base", "ratio"} over all transitions together.
+
+    The base frequency of a transition is the share of the problem's independent samples (`independent`: the attempts of
+    random sampling) that are wrong with the signature of step t-1. Transitions of problems without samples are left out.
+    """
+    repeated, base = [], []
+    for problem, rows in table.items():
+        samples = [record for t, record in independent.get(problem, {}).items() if t <= REPEAT_STEPS]
+        for signature, repeat, _ in rows if samples else ():
+            repeated.append(repeat)
+            base.append(share(is_wrong_as(record, signature) for record in samples))
+    return {"transitions": len(base), "repeat": share(repeated), "base": share(base),
+            "ratio": sum(repeated) / sum(base) if sum(base) else None}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Self-correction and internalisation (App. G.4, G.5)
+
+
+def self_correction(attempts, final_answer):
+    """Table 28 over the first 10 steps: {"wrong_to_right", "right_to_wrong", "repeat", "restart", "mean"}.
+
+    `final_answer(record)` is the extracted answer or None; answers are compared without white space, and none is no repeat.
+    """
+    after_wrong, after_right, repeated = [], [], []
+    early = [r for r in in_order(attempts) if r["step"] <= SELF_CORRECTION_STEPS]
+    for now in early:
+        before = attempts[now["problem"]].get(now["step"] - 1)
+        if before is None or now["restart"]:
+            continue
+        if before["correct"]:
+            after_right.append(not now["correct"])
+        else:
+            after_wrong.append(now["correct"])
+            a, b = ("".join((final_answer(record) or "").split()) for record in (before, now))
+            repeated.append(not now["correct"] and a == b != "")
+    return {"wrong_to_right": share(after_wrong), "right_to_wrong": share(after_right), "repeat": share(repeated),
+            "restart": share(r["correct"] for r in early if r["restart"]), "mean": share(r["correct"] for r in early)}
+
+
+def relative_gain(base, update, rollout):
+    """How much of the with-context accuracy the policy keeps without context: (update - base) / (rollout - base), Table 32."""
+    return (update - base) / (rollout - base) if rollout != base else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Comparisons over benches, models and seeds
+
+
+def mean_curve(curves):
+    """Mean of curves step by step, cut at the last step that all of them reached."""
+    return [share(values) for values in zip(*curves)]
+
+
+def first_reach(xs, ys, level):
+    """The x at which a curve first reaches `level`, linearly interpolated between its points; None if it never does."""
+    for i, (x, y) in enumerate(zip(xs, ys)):
+        if y >= level:
+            return x if i == 0 else xs[i - 1] + (x - xs[i - 1]) * (level - ys[i - 1]) / (y - ys[i - 1])
+    return None
+
+
+def speed_up(xs, ys, baseline_xs, baseline_ys):
+    """x of the baseline's last point / x at which the other curve first reaches the same pass rate (Table 14)."""
+    x = first_reach(xs, ys, baseline_ys[-1])
+    return baseline_xs[-1] / x if x else None
