@@ -1,0 +1,318 @@
+"""The verifier of an answer: reward r, feedback f, correct s (Section 2.1, App. B.1, C.2, C.3).
+
+    reward    in {0, 1}: what the policy may see; code: all public tests pass, otherwise: judged correct
+    correct   in {0, 1}: what the pass rate counts; code: public and private tests pass, otherwise: s = r
+    feedback  text that the policy may see: MATH and the judge give the verdict only, so theirs is empty
+    signature what makes two wrong answers the same error (App. A); None is never a repeat
+
+MATH is decided by math-verify on the content of the last \\boxed{}. It runs in processes of its own, because it needs their main
+thread (its time limits are SIGALRM) and because an answer can be a tower of powers that no signal handler interrupts. The judge runs
+on the engine: explore.py and evaluate.py await it; here are its prompt and the reading of its verdict.
+
+    python verifiers.py FILE.jsonl     # {"problem": {...}, "response": "...", "truncated": false} a line -> a verdict a line
+"""
+
+import argparse
+import asyncio
+import atexit
+import ctypes
+import json
+import logging
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import data
+from data import BadInput
+
+
+@dataclass(frozen=True)
+class Verdict:
+    reward: int  # r in {0, 1}
+    correct: int  # s in {0, 1}
+    feedback: str  # f
+    signature: str | None  # App. A
+    fault: str | None = None  # why the verifier itself failed; the answer then counts as wrong
+
+
+# ---- MATH -----------------------------------------------------------------------------------------------------------
+
+
+def last_boxed(text):
+    """Content of the last \\boxed (or \\fbox) of `text`, stripped; None without one, or if it is empty or unbalanced.
+
+    As MATH's own grader reads them, \\fbox counts as a box, and a box without braces (`$\\boxed 5$`) holds what stands
+    between it and the end of its formula or line. The last box alone decides: a broken one is not replaced by an earlier one.
+    """
+    boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
+    if not boxes:
+        return None
+    start = boxes[-1].end()
+    if text[start : start + 1] != "{":
+        return re.split(r"\$|\\\)|\\\]|\n", text[start:])[0].strip(" \t.,;") or None
+    depth = 0
+    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):  # \{ and \} are characters, not groups
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return text[start + 1 : match.start()].strip() or None
+    return None
+
+
+def squeeze(text):
+    """`text` without white space."""
+    return "".join(text.split())
+
+
+def plain_latex(text):
+    """`text` without what math-verify 0.9.0 cannot read, though it changes no value: dollar signs (they would end the formula),
+    a full stop at the end, the degree signs other than ^\\circ, ties, spaces between groups of three digits."""
+    text = re.sub(r"\\?\$", "", text)
+    text = re.sub(r"°|\\degree(?![a-zA-Z])", r"^\\circ", text)
+    text = re.sub(r"(?<=\d)(?:\\[,:; ]|[ ~])(?=\d{3}(?!\d))", "", text)
+    return re.sub(r"[\s.]+$", "", text.replace("~", " ")).strip()
+
+
+def math_equal(gold, answer):
+    """Does the LaTeX `answer` (content of a box) equal the reference `gold`? For the main thread of a process only.
+
+    math-verify stops itself after 5 s of parsing or comparing; it then gives no verdict and the answer is wrong in the ordinary way.
+    Two of its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals even if the reference has more.
+    """
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    bases = [re.search(r"\d_\{?(\d+)\}?$", squeeze(text)) for text in (gold, answer)]
+    if all(bases) and bases[0][1] != bases[1][1]:
+        return False
+    # The whole text is one formula: no search for boxes, numbers or phrases like "the answer is" within it.
+    normal = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
+    config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)]
+    gold, answer = plain_latex(gold), plain_latex(answer)
+    parsed = [parse(f"$${text}$$", config, extraction_mode="first_match") for text in (gold, answer)]
+    decimals = max(map(len, re.findall(r"\.(\d+)", gold)), default=0)
+    return verify(parsed[0], parsed[1], float_rounding=max(6, decimals))  # gold first: verify is not symmetric
+
+
+def math_verdict(problem, response, ask):
+    """Verdict of a MATH answer; `ask(gold, answer)` -> (equal, fault) is a worker's."""
+    answer = last_boxed(response)
+    if answer is None:
+        return Verdict(0, 0, "", None)
+    fault = None
+    equal = squeeze(answer) == squeeze(problem.answer)
+    if not equal:
+        equal, fault = ask(problem.answer, answer)
+    return Verdict(int(equal), int(equal), "", squeeze(answer), fault)
+
+
+# ---- The worker processes of MATH -----------------------------------------------------------------------------------
+
+CPU_SECONDS = 10  # longer than math-verify takes where its own limits work, so a kill never replaces its verdict
+WALL_SECONDS = 60  # for a worker that does not even use the CPU
+MEMORY_BYTES = 2 << 30  # address space of a worker; it needs about a tenth
+
+
+def math_worker():
+    """The loop of a worker: JSON [gold, answer] a line in, 0 or 1 a line out, and first a line that says it is ready.
+
+    The kernel ends it, whatever big-number code it is in: at CPU_SECONDS in one comparison (SIGPROF), and when the thread that
+    started it ends (PR_SET_PDEATHSIG), be it by kill -9. Without work to do, it ends at the end of its input.
+    """
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # nothing that a library prints may pass for a verdict
+    logging.disable()
+    if sys.platform == "linux":
+        import resource
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    try:
+        math_equal("1", "2")
+    except ImportError as error:
+        print(error, file=replies)
+        return
+    print("ready", file=replies)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        equal = math_equal(*json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(int(equal), file=replies)
+
+
+class MathWorker:
+    """A worker process as one thread sees it. The thread must live as long as the process (PR_SET_PDEATHSIG)."""
+
+    def __init__(self):
+        self.process = None
+
+    def ask(self, gold, answer):
+        """-> (equal: bool, fault: str or None). A hung or dead process is replaced at the next call; its answer is wrong."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        try:
+            self.process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+            self.process.stdin.flush()
+            reply = self.reply()
+        except BrokenPipeError:
+            reply = b""
+        if reply:
+            return reply == b"1\n", None
+        if reply is None:
+            fault = f"math-verify gave no verdict within {WALL_SECONDS} s and was killed"
+        else:
+            status = self.process.wait()
+            fault = f"the math-verify process died with status {status}"
+            if status == -signal.SIGPROF:
+                fault = f"math-verify used more than {CPU_SECONDS} s of CPU time and was killed"
+        self.stop()
+        return False, fault
+
+    def start(self):
+        self.stop()
+        # A new interpreter, not a fork of the engine's process; a session of its own, so that Ctrl-C reaches only us. Its sets
+        # have a fixed order, so that a verdict does not depend on the run.
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.abspath(__file__), "--math-worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
+        ready = self.reply()
+        if ready != b"ready\n":
+            self.stop()
+            raise BadInput(f"The math verifier does not start ({(ready or b'no reply').decode().strip() or 'it died'}): "
+                           "install requirements.txt (or requirements-cpu.txt) into this Python.")
+
+    def reply(self):
+        """One line, b"" if the process ended before one, None if none came within WALL_SECONDS."""
+        poll, line, end = select.poll(), b"", time.monotonic() + WALL_SECONDS
+        poll.register(self.process.stdout, select.POLLIN)
+        while not line.endswith(b"\n"):
+            if not poll.poll(max(0, end - time.monotonic()) * 1000):
+                return None
+            part = os.read(self.process.stdout.fileno(), 65536)
+            if not part:
+                return b""
+            line += part
+        return line
+
+    def stop(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:  # an unsent question; the process is gone
+                pass
+            self.process = None
+
+
+# ---- Code -----------------------------------------------------------------------------------------------------------
+
+
+def code_verdict(problem, response, truncated):
+    """Verdict of a program (App. C.2)."""
+    raise BadInput(f"{problem.id}: this version does not grade code.")
+
+
+# ---- All of them ----------------------------------------------------------------------------------------------------
+
+
+class Graders:
+    """A bounded pool beside the engine: threads that wait, each for its own worker process or sandbox."""
+
+    def __init__(self, workers=None):
+        """`workers`: answers graded at a time; default: the cores this process may use."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.threads = ThreadPoolExecutor(workers or cores, "grader")
+        self.own = threading.local()
+        self.math_workers = []
+        self.closing = False
+        atexit.register(self.close)
+
+    def submit(self, problem, response, truncated=False):
+        """-> concurrent.futures.Future of the Verdict."""
+        return self.threads.submit(self.run, problem, response, truncated)
+
+    async def grade(self, problem, response, truncated=False):
+        """-> Verdict. Cancelled while it waits, it is never graded; cancelled while graded, its verdict is dropped."""
+        return await asyncio.wrap_future(self.submit(problem, response, truncated))
+
+    def run(self, problem, response, truncated):
+        if problem.verifier == "math":
+            return math_verdict(problem, response, self.ask_math)
+        if problem.verifier == "code":
+            return code_verdict(problem, response, truncated)
+        raise BadInput(f"{problem.id}: a judge needs an engine: use explore.py or evaluate.py.")
+
+    def ask_math(self, gold, answer):
+        if not hasattr(self.own, "math"):
+            self.own.math = MathWorker()
+            self.math_workers.append(self.own.math)
+        equal, fault = self.own.math.ask(gold, answer)
+        if fault and self.closing:
+            raise RuntimeError("The graders were closed while they graded.")
+        return equal, fault
+
+    def close(self):
+        """Drop what waits, end what is being graded; leaves no process."""
+        self.closing = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for worker in list(self.math_workers):
+            process = worker.process
+            if process:
+                process.kill()
+        self.threads.shutdown(wait=True)
+        for worker in self.math_workers:
+            worker.stop()
+        atexit.unregister(self.close)
+
+
+shared = None  # the pool behind `verify`
+shared_lock = threading.Lock()
+
+
+def verify(problem, response, truncated=False):
+    """-> Verdict of one answer, from any thread. BadInput for a judge's problem."""
+    global shared
+    with shared_lock:
+        shared = shared or Graders()
+    return shared.submit(problem, response, truncated).result()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Grade answers to math and code problems, a line each.")
+    parser.add_argument("file", metavar="FILE.jsonl", help='lines of {"problem": {...}, "response": "...", "truncated": false}')
+    args = parser.parse_args()
+    answers = []
+    for number, row in enumerate(data.read_jsonl(args.file), 1):
+        where = f"{args.file} line {number}"
+        if not isinstance(row, dict) or not isinstance(row.get("problem"), dict) or not isinstance(row.get("response"), str) \
+                or not isinstance(row.get("truncated", False), bool):
+            raise BadInput(f'{where}: write {{"problem": {{...}}, "response": "...", "truncated": false}}.')
+        problem = data.problem_from_row(row["problem"], Path(args.file).stem, where)
+        if problem.verifier == "judge":
+            raise BadInput(f"{where}: a judge needs an engine: use explore.py or evaluate.py.")
+        answers.append((problem, row["response"], row.get("truncated", False)))
+    graders = Graders()
+    try:
+        for future in [graders.submit(*answer) for answer in answers]:
+            verdict = vars(future.result())
+            if verdict["fault"] is None:
+                verdict = {key: value for key, value in verdict.items() if key != "fault"}
+            print(json.dumps(verdict), flush=True)
+    finally:
+        graders.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--math-worker"]:
+        math_worker()
+    else:
+        data.exit_with_sentence(main)
