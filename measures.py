@@ -117,9 +117,9 @@ def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1):
     return [(startup_seconds + wall_seconds * (part / total if total else 1)) * gpus / 3600 for part in np.cumsum(seconds).tolist()]
 
 
-def mean_length(attempts, last):
-    """Mean completion tokens per graded answer up to step `last`, drafts excluded (Table 20)."""
-    return share(steps[k]["completion_tokens"] for steps in attempts.values() for k in range(1, last + 1))
+def length_curve(attempts, last):
+    """Mean completion tokens per graded answer up to step k, k = 1..last, drafts excluded (Table 20)."""
+    return [tokens / (k * len(attempts)) for k, tokens in enumerate(token_curves(attempts, last)["completion"], 1)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -59,7 +59,12 @@ def test_tokens_count_drafts_and_judge_in_full():
     attempts = run({"a": "R R", "b": "R R"}, draft_prompt_tokens=7, draft_tokens=5, judge_prompt_tokens=20, judge_tokens=2)
     assert measures.token_curves(attempts, 2) == {"prompt": [34, 68], "completion": [6, 12], "draft": [10, 20], "judge": [44, 88],
                                                   "all": [94, 188]}
-    assert measures.mean_length(attempts, 2) == 3
+
+
+def test_length_is_completion_tokens_per_graded_answer():
+    attempts = run({"a": "R R", "b": "R R"}, draft_tokens=100)
+    attempts["a"][2]["completion_tokens"] = 13
+    assert measures.length_curve(attempts, 2) == [3, 22 / 4]
 
 
 def test_flops_are_2n_a_forward_token_and_6n_a_trained_one():

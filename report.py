@@ -1,0 +1,386 @@
+"""What the rollouts of an exploration say: tables, plots, and one problem's attempts as a dialogue to be read.
+
+evaluate.py --rollouts is its command line; measures.py has the formulas. Nothing here needs a model or a GPU.
+"""
+import dataclasses
+import json
+import os
+import sys
+import textwrap
+
+import data
+import measures
+from data import BadInput
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables
+
+
+@dataclasses.dataclass
+class Table:
+    """A table for Markdown and JSON: cells are texts, numbers in their column's unit, None, or (mean, standard deviation) over seeds."""
+    title: str
+    columns: list
+    rows: list
+
+    def markdown(self):
+        lines = [self.columns, ["---"] * len(self.columns), *([cell(value) for value in row] for row in self.rows)]
+        return f"\n**{self.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def cell(value):
+    if value is None:
+        return "–"
+    if isinstance(value, tuple):
+        return f"{cell(value[0])} ± {cell(value[1])}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def percent(share):
+    return None if share is None else 100 * share
+
+
+def spread(values):
+    """One seed: its value; several: (mean, sample standard deviation); None where a seed has none."""
+    if None in values:
+        return None
+    return values[0] if len(values) == 1 else measures.mean_and_deviation(values)
+
+
+def write_json(path, content):
+    """Written in one piece: a reader finds all of it, or the file before."""
+    with open(path + ".new", "w") as file:
+        json.dump(content, file, indent=1)
+    os.replace(path + ".new", path)
+
+
+# The paper's results, means of three seeds (Tables 11, 13, 20): accuracy %, pass@24 %, tokens processed in M (what its Table 13
+# calls generated tokens: they are PFLOPs / 2 N), PFLOPs, GPU hours, tokens per answer.
+QWEN, OLMO = "Qwen/Qwen3-8B", "allenai/Olmo-3-7B-Instruct"
+PAPER = {
+    (QWEN, "math500", "random sampling"): (84.14, 97.33, 12.1, 199, 0.30, 883),
+    (QWEN, "math500", "LEAF"): (87.30, 96.73, 21.4, 350, 0.48, 694),
+    (QWEN, "lcb", "random sampling"): (20.14, 41.48, 4.4, 73, 0.09, 841),
+    (QWEN, "lcb", "LEAF"): (29.89, 47.07, 8.5, 140, 0.46, 859),
+    (QWEN, "mbpp", "random sampling"): (72.71, 85.80, 5.4, 88, 0.10, 395),
+    (QWEN, "mbpp", "LEAF"): (74.50, 86.07, 10.5, 172, 0.22, 382),
+    (QWEN, "sciknoweval", "random sampling"): (74.83, 85.17, 16.2, 265, 0.17, 344),
+    (QWEN, "sciknoweval", "LEAF"): (80.32, 93.50, 23.3, 381, 0.31, 416),
+    (OLMO, "math500", "random sampling"): (88.77, 97.73, 15.5, 227, 1.35, 1175),
+    (OLMO, "math500", "LEAF"): (93.44, 97.40, 30.8, 450, 2.16, 1194),
+    (OLMO, "lcb", "random sampling"): (20.94, 43.26, 10.8, 157, 1.45, 2821),
+    (OLMO, "lcb", "LEAF"): (31.97, 55.22, 20.3, 296, 2.80, 3598),
+    (OLMO, "mbpp", "random sampling"): (68.27, 85.10, 6.2, 90, 0.38, 483),
+    (OLMO, "mbpp", "LEAF"): (75.74, 87.30, 16.7, 245, 1.01, 791),
+    (OLMO, "sciknoweval", "random sampling"): (68.74, 86.50, 13.8, 201, 0.23, 207),
+    (OLMO, "sciknoweval", "LEAF"): (75.65, 98.08, 19.4, 284, 0.47, 292),
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+@dataclasses.dataclass
+class Run:
+    """One rollouts.jsonl with what explore.json beside it says."""
+    path: str
+    attempts: dict      # {problem id: {step: record}}
+    bench: str
+    method: str         # its name in tables and plots
+    model: str
+    seed: int
+    curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only with explore.json
+
+
+@dataclasses.dataclass
+class Group:
+    """The runs of one method: the same models and benches for each seed."""
+    method: str
+    seeds: list         # one {(model, bench): Run} per seed, all cut at the last step that the seed's runs have in common
+    curves: list        # one `overall` per seed
+
+
+def read_attempts(path):
+    """{problem id: {step: record}} of a rollouts.jsonl; a torn last line is left out with a note."""
+    try:
+        attempts = measures.by_problem(data.read_jsonl(path, torn_ok=True))
+    except BadInput as error:
+        raise BadInput(str(error) if path in str(error) else f"{path}: {error}") from None
+    if not attempts:
+        raise BadInput(f"{path} holds no graded answer yet: run explore.py first.")
+    return attempts
+
+
+def read_run(path, number):
+    """The run in `path`; `number` stands for the seed where there is no explore.json."""
+    attempts, settings, result = read_attempts(path), {}, None
+    record = next(iter(next(iter(attempts.values())).values()))
+    beside = os.path.join(os.path.dirname(path), "explore.json")
+    if os.path.isfile(beside):
+        with open(beside) as file:
+            explored = json.load(file)
+        settings, result = explored["settings"], explored["result"]
+        if len(attempts) < result["problems"]:
+            print(f"Note: {path} has answers to {len(attempts)} of its {result['problems']} problems.", file=sys.stderr)
+    last, most = measures.complete_steps(attempts), max(map(max, attempts.values()))
+    curves = {"calls": [*range(1, last + 1)], "pass": measures.pass_curve(attempts, last), "accuracy": measures.accuracy_curve(attempts, last),
+              "length": measures.length_curve(attempts, last), **measures.token_curves(attempts, last)}
+    if result:
+        curves["petaflops"] = [measures.petaflops(result["parameters"], tokens) for tokens in curves["all"]]
+        curves["hours"] = measures.hour_curve(attempts, last, result["startup_seconds"], result["wall_seconds"], result["gpus"])
+        last = sum(hours <= (settings["gpu_hours"] or float("inf")) for hours in curves["hours"])  # App. C.4: min(K, k_5h)
+    if last == 0:
+        raise BadInput(f"{path}: no step is complete for every problem (within its --gpu-hours); go on with the same explore.py command.")
+    if last < most:
+        print(f"Note: {path} goes up to step {most}, and counts up to step {last}, the last one that every problem completed within the cap.",
+              file=sys.stderr)
+    changed = [f"{key} {settings[key]}" for key, usual in (("memory", "leaf"), ("restart", 5), ("compress", "tail"), ("update_every", None))
+               if record["method"] == "leaf" and settings.get(key, usual) != usual]
+    method = ", ".join([{"leaf": "LEAF", "random": "random sampling"}[record["method"]], *changed])
+    bench = record["bench"] + (" (train)" if settings.get("split") == "train" else "")
+    return Run(path, attempts, bench, method, settings.get("model", "model"), settings.get("seed", number),
+               {name: values[:last] for name, values in curves.items()})
+
+
+def read_group(paths):
+    """The runs of one method; errors: BadInput if they are of several, or if the seeds do not match."""
+    seeds = {}
+    for run in (runs := [read_run(path, number) for number, path in enumerate(paths, 1)]):
+        if run.method != runs[0].method:
+            raise BadInput(f"{runs[0].path} is {runs[0].method} and {run.path} is {run.method}: compare two methods with --rollouts and --versus.")
+        cells = seeds.setdefault(run.seed, {})
+        if (run.model, run.bench) in cells:
+            raise BadInput(f"{cells[run.model, run.bench].path} and {run.path} are both {run.model} on {run.bench} with seed {run.seed}.")
+        cells[run.model, run.bench] = run
+    seeds = [cells for _, cells in sorted(seeds.items())]
+    if any(set(cells) != set(seeds[0]) for cells in seeds):
+        raise BadInput("the seeds have different models or benches: name every run of each seed, or fewer seeds.")
+    for cells in seeds:
+        last = min(len(run.curves["calls"]) for run in cells.values())
+        for run in cells.values():
+            run.curves = {name: values[:last] for name, values in run.curves.items()}
+    return Group(runs[0].method, seeds, [overall(cells) for cells in seeds])
+
+
+RATES = ("calls", "pass", "accuracy", "length")  # averaged over benches; all other curves are costs, which add up
+
+
+def overall(cells):
+    """Curves of one seed over its benches and models: rates averaged, costs summed over benches; then the mean over models."""
+    models = [[run.curves for run in cells.values() if run.model == model] for model in dict.fromkeys(m for m, _ in cells)]
+    curves = {}
+    for name in [name for name in models[0][0] if all(name in run for model in models for run in model)]:
+        means = [measures.mean_curve([run[name] for run in model]) for model in models]
+        curves[name] = measures.mean_curve(
+            means if name in RATES else [[len(model) * x for x in mean] for model, mean in zip(models, means)])
+    return curves
+
+
+def seed_means(group):
+    """The overall curves of a group averaged over its seeds."""
+    return {name: measures.mean_curve([c[name] for c in group.curves]) for name in group.curves[0] if all(name in c for c in group.curves)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tables of one method
+
+
+def at_end(curves):
+    """The columns of result_table from one set of curves per seed, at the last step of each."""
+    steps = "/".join(str(n) for n in dict.fromkeys(len(c["calls"]) for c in curves))
+    columns = (("accuracy", 100), ("pass", 100), ("all", 1e-6), ("petaflops", 1), ("hours", 1), ("length", 1))
+    return [steps, *(spread([c[name][-1] * scale if name in c else None for c in curves]) for name, scale in columns)]
+
+
+def result_table(groups, paper=False):
+    """Tables 11, 13 and 20: what the runs reached at their last step, and what that cost; `paper`: its own numbers below."""
+    rows = []
+    for group in groups:
+        for model, bench in group.seeds[0]:
+            rows.append([model, bench, group.method, *at_end([cells[model, bench].curves for cells in group.seeds])])
+            if paper and (model, bench, group.method) in PAPER:
+                rows.append([model, bench, f"{group.method} (paper)", "24", *PAPER[model, bench, group.method]])
+        if len(group.seeds[0]) > 1:
+            rows.append(["all", "all", group.method, *at_end(group.curves)])
+    return Table("Results at the last step (\"all\": rates are means, costs are sums over benches and means over models)",
+                 ["model", "bench", "method", "steps", "mean accuracy (%)", "pass@k (%)", "tokens processed (M)", "PFLOPs", "GPU hours",
+                  "tokens per answer"], rows)
+
+
+def curve_table(group):
+    """pass@k, mean accuracy and cost step by step (Fig. 3)."""
+    mean, rows = seed_means(group), []
+    for k in range(len(mean["calls"])):
+        rows.append([k + 1, *(spread([100 * c[name][k] for c in group.curves]) for name in ("pass", "accuracy")),
+                     *(round(mean[name][k]) for name in ("prompt", "completion", "draft", "judge")),
+                     *(mean[name][k] if name in mean else None for name in ("petaflops", "hours"))])
+    return Table(f"{group.method}, step by step (tokens and cost up to that step; GPU hours are allotted by sampling time)",
+                 ["step", "pass@k (%)", "mean accuracy (%)", "prompt tokens", "completion tokens", "draft tokens", "judge tokens", "PFLOPs",
+                  "GPU hours"], rows)
+
+
+def repeat_table(group):
+    """Table 7: how often independent samples repeat an earlier wrong answer."""
+    rows = []
+    for key in group.seeds[0]:
+        counts = [measures.repeats(cells[key].attempts) for cells in group.seeds]
+        rows.append([*key, spread([wrong for wrong, _ in counts]), spread([100 * r / wrong if wrong else None for wrong, r in counts])])
+    return Table(f"Repeated wrong answers, {group.method} (Table 7)", ["model", "bench", "wrong", "repeat (%)"], rows)
+
+
+def correction_table(groups, problems, final_answer):
+    """Table 28: self-correction over the first 10 steps on `problems`, those of the policy update."""
+    rows = []
+    for group in groups:
+        for key in group.seeds[0]:
+            rates = [measures.self_correction({p: s for p, s in cells[key].attempts.items() if p in problems}, final_answer)
+                     for cells in group.seeds]
+            rows.append([*key, group.method, *(spread([percent(r[name]) for r in rates]) for name in rates[0])])
+    return Table("Self-correction on the problems of the update, 10 steps (%) (Table 28)",
+                 ["model", "bench", "method", "wrong to right", "right to wrong", "repeat", "restart", "mean"], rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Comparisons of two methods
+
+
+def compare_tables(ours, theirs):
+    """Speed-up, length and gain, repeat and fix rates of `ours` against `theirs`, for as many seeds of each."""
+    if len(ours.seeds) != len(theirs.seeds) or set(ours.seeds[0]) != set(theirs.seeds[0]):
+        raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same ones of both to compare them.")
+    tables = [speed_table(ours, theirs), length_table(ours, theirs)]
+    if theirs.method == "random sampling":
+        tables += [repeat_table(theirs), pooled_table(ours, theirs)]
+    elif ours.method != "random sampling":
+        tables.append(paired_table(ours, theirs))
+    return tables
+
+
+def speed_table(ours, theirs):
+    """Table 14: x of their last point / x at which our curve first reaches their last pass rate."""
+    rows, pairs = [], list(zip(ours.curves, theirs.curves))
+    for name, axis in (("calls", "verifier calls"), ("petaflops", "PFLOPs"), ("hours", "GPU time")):
+        if all(name in c for pair in pairs for c in pair):
+            ratios = [measures.speed_up(a[name], a["pass"], b[name], b["pass"]) for a, b in [*pairs, (seed_means(ours), seed_means(theirs))]]
+            rows.append([axis, *ratios[:-1], spread(ratios[:-1]), ratios[-1]])
+    return Table(f"Speed-up of {ours.method} over {theirs.method} (x) (Table 14)",
+                 ["x axis", *(f"run {i}" for i in range(1, len(pairs) + 1)), "mean", "mean curve"], rows)
+
+
+def length_table(ours, theirs):
+    """Table 3: ratio of mean lengths and difference of pass rates, per model and bench and averaged over them."""
+    rows = []
+    for key in ours.seeds[0]:
+        a, b = ([measures.share(cells[key].curves[name][-1] for cells in group.seeds) for name in ("length", "pass")] for group in (ours, theirs))
+        rows.append([*key, a[0] / b[0], 100 * (a[1] - b[1])])
+    if len(rows) > 1:
+        rows.append(["mean", "", *(measures.share(row[i] for row in rows) for i in (2, 3))])
+    return Table(f"Length and gain of {ours.method} over {theirs.method} (Table 3)", ["model", "bench", "length (ratio)", "pass rate gain (pp)"], rows)
+
+
+def paired_table(ours, theirs):
+    """Table 8: repeat and fix rates over the problems that both have transitions of, those of all seeds together."""
+    rows = []
+    for key in ours.seeds[0]:
+        merged = [{}, {}]
+        for group, found in zip((ours, theirs), merged):
+            for cells in group.seeds:
+                for problem, transitions in measures.transitions(cells[key].attempts).items():
+                    found.setdefault(problem, []).extend(transitions)
+        rates = measures.paired_rates(*merged)
+        row = [*key, rates["problems"]]
+        for name in ("repeat", "fix"):
+            a, b, difference, (low, high) = rates[name] or (None, None, None, (None, None))
+            row += [percent(a), percent(b), percent(difference), percent(low), percent(high)]
+        rows.append(row)
+    return Table(f"{ours.method} / {theirs.method}: repeat and fix rates, paired by problem, 95% bootstrap intervals (Table 8)",
+                 ["model", "bench", "problems", "repeat (%)", "theirs", "Δ (pp)", "from", "to", "fix (%)", "theirs", "Δ (pp)", "from", "to"], rows)
+
+
+def pooled_table(ours, independent):
+    """Table 9: repeat rates over all transitions against the base frequency in the independent samples of the same seed."""
+    rows = []
+    for key in ours.seeds[0]:
+        rates = [measures.pooled_rates(measures.transitions(a[key].attempts), b[key].attempts) for a, b in zip(ours.seeds, independent.seeds)]
+        rows.append([*key, spread([r["transitions"] for r in rates]), *(spread([percent(r[n]) for r in rates]) for n in ("repeat", "base")),
+                     spread([r["ratio"] for r in rates])])
+    return Table(f"Repeats of {ours.method} against independent sampling (Table 9)",
+                 ["model", "bench", "transitions", "repeat (%)", "base (%)", "ratio"], rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plots
+
+
+def draw(path, groups):
+    """Fig. 3, the pass rate against calls, compute and GPU time, and accuracy against length. Written as PNG."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    means = [seed_means(group) for group in groups]
+    axes = {"calls": "Verifier calls per problem", "all": "Tokens processed", "petaflops": "Compute (PFLOPs)", "hours": "GPU time (hours)"}
+    names = [name for name in axes if all(name in mean for mean in means)]
+    if "petaflops" in names:
+        names.remove("all")
+    figure, panels = plt.subplots(1, len(names) + 1, figsize=(3.6 * len(names) + 3.6, 3.3), layout="constrained")
+    # One colour, dash and marker a method (colours of Okabe and Ito): to be told apart in print and by the colour-blind.
+    for group, mean, colour, dash, marker in zip(groups, means, ("#0072B2", "#D55E00"), ("-", "--"), ("o", "s")):
+        last = len(mean["calls"])
+        rates = [[100 * c["pass"][k] for c in group.curves] for k in range(last)]
+        low, high = zip(*((min(values), max(values)) for values in rates))
+        for panel, name in zip(panels, names):
+            panel.plot(mean[name], [measures.share(values) for values in rates], dash, color=colour, marker=marker, markersize=3.5, label=group.method)
+            panel.fill_between(mean[name], low, high, color=colour, alpha=0.2, linewidth=0)
+            panel.set(xlabel=axes[name], xscale="log" if name in ("all", "petaflops") else "linear", ylabel="Cumulative pass rate (%)")
+        ends = [cells[key].curves for cells in group.seeds for key in cells]
+        panels[-1].plot([c["length"][-1] for c in ends], [100 * c["accuracy"][-1] for c in ends], marker, color=colour, label=group.method)
+    panels[-1].set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    panels[0].legend(loc="lower right")
+    figure.savefig(path, dpi=200)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One problem's attempts, to be read
+
+
+def fold(text, width=100):
+    """Indented, long lines of prose folded at words; code blocks stay as they are; control characters are left out."""
+    lines, code = [], False
+    for line in "".join(c for c in text if c in "\n\t" or c.isprintable()).split("\n"):
+        code ^= line.lstrip().startswith("```")
+        lines += [line] if code or len(line) <= width else textwrap.wrap(line, width, break_long_words=False)
+    return textwrap.indent("\n".join(lines), "    ")
+
+
+def dialogue(steps):
+    """The attempts at one problem ({step: record}) as a text: opening, then each step's user turn, answer and verdict."""
+    first = steps[min(steps)]
+    roles = [message["role"] for message in first["context"]]
+    opening = first["context"][:roles.index("assistant") if "assistant" in roles else None]
+    parts = [f"Problem {first['problem']} of {first['bench']}", *(f"[{m['role']}]\n{fold(m['content'])}" for m in opening)]
+    for t, record in sorted(steps.items()):
+        parts.append(f"======== step {t}{', restart' if record['restart'] else ''} ========")
+        if record["draft"] is not None:
+            parts.append(f"[assistant: a draft, not graded]\n{fold(record['draft'])}")
+        if record["context"][-1] != opening[-1]:
+            parts.append(f"[user]\n{fold(record['context'][-1]['content'])}")
+        verdict = "correct" if record["correct"] else "passes the public tests, fails the private ones" if record["reward"] else "wrong"
+        notes = [f"{record['completion_tokens']} tokens", *(["truncated"] if record["truncated"] else []),
+                 *([f"verifier fault: {record['fault']}"] if record["fault"] else [])]
+        parts += [f"[assistant]\n{fold(record['response'])}", f"--> {verdict} ({', '.join(notes)})"]
+        if record["feedback"]:
+            parts.append(fold(record["feedback"]))
+    return "\n\n".join(parts)
+
+
+def show(paths, problem):
+    """The dialogues of one problem in the given runs."""
+    runs = {path: read_attempts(path) for path in paths}
+    if not any(problem in attempts for attempts in runs.values()):
+        known = ", ".join(list(next(iter(runs.values())))[:5])
+        raise BadInput(f"there is no problem {problem} in {', '.join(runs)}; ids there are {known} ...")
+    return "\n\n\n".join(f"{path}\n{dialogue(attempts[problem])}" for path, attempts in runs.items() if problem in attempts)
