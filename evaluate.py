@@ -148,7 +148,7 @@ def bench_main(args):
              sum(result["faults"].values())]]
     if args.paper and args.split == "test" and (paper := PAPER.get((settings.model, args.bench, args.adapter is not None))):
         rows.append(["the paper", "", *paper, ""])
-    print(Table(f"{args.bench}, {settings.model}", ["", "problems", f"avg@{args.samples} (%)", f"pass@{args.samples} (%)", "tokens per answer",
+    print(Table(f"{name}, {settings.model}", ["", "problems", f"avg@{args.samples} (%)", f"pass@{args.samples} (%)", "tokens per answer",
                                                     "truncated (%)", "verifier faults"], rows).markdown())
     print(f"\nNumbers: {out}   Responses: {responses}")
 
@@ -163,8 +163,10 @@ def rollouts_main(args):
         print(report.show(args.rollouts + args.versus, args.show))
         return
     groups = [report.read_group(paths) for paths in (args.rollouts, args.versus) if paths]
-    tables = [report.result_table(groups, args.paper), *map(report.curve_table, groups)]
-    tables += report.compare_tables(*groups) if args.versus else []
+    if len({group.method for group in groups}) < len(groups):  # two runs of one method: their folders tell them apart
+        for group, paths in zip(groups, (args.rollouts, args.versus)):
+            group.method += f" ({os.path.dirname(paths[0]) or '.'})"
+    tables = report.all_tables(groups, args.paper)
     for table in tables:
         print(table.markdown())
     if args.out:

@@ -246,15 +246,20 @@ def correction_table(groups, problems, final_answer):
 # Comparisons of two methods
 
 
-def compare_tables(ours, theirs):
-    """Speed-up, length and gain, repeat and fix rates of `ours` against `theirs`, for as many seeds of each."""
-    if len(ours.seeds) != len(theirs.seeds) or set(ours.seeds[0]) != set(theirs.seeds[0]):
-        raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same ones of both to compare them.")
-    tables = [speed_table(ours, theirs), length_table(ours, theirs)]
-    if theirs.method == "random sampling":
-        tables += [repeat_table(theirs), pooled_table(ours, theirs)]
-    elif ours.method != "random sampling":
-        tables.append(paired_table(ours, theirs))
+def all_tables(groups, paper=False):
+    """Every table of one group, or of two: `groups[0]` against `groups[1]`, which need as many seeds of the same benches."""
+    independent = [group for group in groups if group.method.startswith("random")]
+    leaf = [group for group in groups if group not in independent]
+    tables = [result_table(groups, paper), *map(curve_table, groups), *map(repeat_table, independent)]
+    if len(groups) == 1:
+        return tables
+    if len(groups[0].seeds) != len(groups[1].seeds) or set(groups[0].seeds[0]) != set(groups[1].seeds[0]):
+        raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same of both to compare them.")
+    tables += [speed_table(*groups), length_table(*groups)]
+    if len(leaf) == 2:
+        tables.append(paired_table(*leaf))
+    elif len(leaf) == 1:
+        tables.append(pooled_table(leaf[0], independent[0]))
     return tables
 
 
@@ -315,7 +320,8 @@ def pooled_table(ours, independent):
 
 
 def draw(path, groups):
-    """Fig. 3, the pass rate against calls, compute and GPU time, and accuracy against length. Written as PNG."""
+    """Fig. 3: the pass rate against calls, compute and GPU time (mean over seeds; the band goes from the lowest to the highest);
+    and accuracy against length, a point for each run. Without explore.json, compute and time give way to tokens."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -324,7 +330,9 @@ def draw(path, groups):
     names = [name for name in axes if all(name in mean for mean in means)]
     if "petaflops" in names:
         names.remove("all")
-    figure, panels = plt.subplots(1, len(names) + 1, figsize=(3.6 * len(names) + 3.6, 3.3), layout="constrained")
+    rows, columns = (2, 2) if len(names) == 3 else (1, len(names) + 1)
+    figure, panels = plt.subplots(rows, columns, figsize=(3.8 * columns, 3.0 * rows), layout="constrained")
+    panels = panels.flat
     # One colour, dash and marker a method (colours of Okabe and Ito): to be told apart in print and by the colour-blind.
     for group, mean, colour, dash, marker in zip(groups, means, ("#0072B2", "#D55E00"), ("-", "--"), ("o", "s")):
         last = len(mean["calls"])
@@ -335,8 +343,8 @@ def draw(path, groups):
             panel.fill_between(mean[name], low, high, color=colour, alpha=0.2, linewidth=0)
             panel.set(xlabel=axes[name], xscale="log" if name in ("all", "petaflops") else "linear", ylabel="Cumulative pass rate (%)")
         ends = [cells[key].curves for cells in group.seeds for key in cells]
-        panels[-1].plot([c["length"][-1] for c in ends], [100 * c["accuracy"][-1] for c in ends], marker, color=colour, label=group.method)
-    panels[-1].set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
+        panels[len(names)].plot([c["length"][-1] for c in ends], [100 * c["accuracy"][-1] for c in ends], marker, color=colour, label=group.method)
+    panels[len(names)].set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
     for panel in panels:
         panel.grid(alpha=0.3)
     panels[0].legend(loc="lower right")

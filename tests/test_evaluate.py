@@ -1,0 +1,364 @@
+"""evaluate.py and report.py: tables and dialogues of small runs counted by hand, a scripted engine, bad input."""
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import engine
+import evaluate
+import report
+import verifiers
+from conftest import make_model
+from data import BadInput
+
+
+def record(problem, step, mark, method="leaf", **changes):
+    """A line of rollouts.jsonl: R is correct, P passes the public tests only, anything else is the signature of a wrong answer."""
+    restart = method == "leaf" and (step - 1) % 5 == 0
+    context = [{"role": "user", "content": f"Solve {problem}."}]
+    if method == "leaf":
+        context += [{"role": "assistant", "content": "a draft" if restart else "an answer"}, {"role": "user", "content": "Revise it."}]
+    return {"problem": problem, "bench": "math500", "method": method, "step": step, "restart": restart, "context": context,
+            "response": f"answer {step}", "tail": None, "draft": "a draft" if restart else None, "prompt_tokens": 10, "completion_tokens": 4,
+            "draft_prompt_tokens": 5 * restart, "draft_tokens": 3 * restart, "judge_prompt_tokens": 0, "judge_tokens": 0,
+            "finish_reason": "stop", "truncated": False, "reward": int(mark in "RP"), "correct": int(mark == "R"), "feedback": "",
+            "signature": None if mark in "RP" else mark, "fault": None, "seed": step, "sample_seconds": 1.0, "verify_seconds": 0.1, **changes}
+
+
+def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explored=True, **settings):
+    """A folder with rollouts.jsonl and explore.json; returns the path of the former."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [record(problem, t, mark, method) for problem, line in answers.items() for t, mark in enumerate(line.split(), 1) if mark != "."]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if explored:
+        settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed, "memory": "leaf", "restart": 5,
+                    "compress": "tail", "update_every": None, "gpu_hours": 5, **settings}
+        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1, "parameters": 1_000_000_000}
+        (folder / "explore.json").write_text(json.dumps({"settings": settings, "versions": {}, "result": result}))
+    return str(folder / "rollouts.jsonl")
+
+
+def call(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, flags)])
+    evaluate.main()
+
+
+def rows(table):
+    return [dict(zip(table.columns, row)) for row in table.rows]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rollouts
+
+
+def test_result_table_of_one_run(tmp_path):
+    group = report.read_group([write_run(tmp_path, {"a": "x x R", "b": "y y y"})])
+    row, = rows(report.result_table([group]))
+    assert row["method"] == "LEAF" and row["steps"] == "3"
+    assert row["mean accuracy (%)"] == pytest.approx(100 / 6) and row["pass@k (%)"] == 50
+    assert row["tokens processed (M)"] == pytest.approx((6 * 14 + 2 * 8) / 1e6)      # six answers, two drafts
+    assert row["PFLOPs"] == pytest.approx(2 * 1e9 * 100 / 1e15)
+    assert row["GPU hours"] == pytest.approx(1.1) and row["tokens per answer"] == 4
+
+
+def test_curve_table_goes_step_by_step(tmp_path):
+    group = report.read_group([write_run(tmp_path, {"a": "x R", "b": "y y"})])
+    table = rows(report.curve_table(group))
+    assert [row["pass@k (%)"] for row in table] == [0, 50]
+    assert [(row["prompt tokens"], row["completion tokens"], row["draft tokens"], row["judge tokens"]) for row in table] == [
+        (30, 8, 6, 0), (50, 16, 6, 0)]
+    assert [row["GPU hours"] for row in table] == pytest.approx([0.1 + 0.5, 0.1 + 1.0])
+
+
+def test_seeds_give_mean_and_deviation(tmp_path):
+    paths = [write_run(tmp_path / "2", {"a": "R R", "b": "R R"}, seed=2), write_run(tmp_path / "1", {"a": "x x", "b": "R x"}, seed=1)]
+    row, = rows(report.result_table([report.read_group(paths)]))
+    assert row["pass@k (%)"] == pytest.approx((75, 50 ** 0.5 * 5))
+    assert "75.00 ± 35.36" in report.result_table([report.read_group(paths)]).markdown()
+
+
+def test_overall_averages_rates_and_adds_costs(tmp_path):
+    """Two benches of one model; the longer run is cut at the last step that both reached."""
+    first = write_run(tmp_path / "math", {"a": "x R R"})
+    second = write_run(tmp_path / "own", {"b": "x x"})
+    Path(second).write_text(Path(second).read_text().replace("math500", "own"))
+    table = rows(report.result_table([report.read_group([first, second])]))
+    assert [row["steps"] for row in table] == ["2", "2", "2"]
+    assert [row["pass@k (%)"] for row in table] == [100, 0, 50]
+    hours = [0.1 + 2 / 3, 1.1]
+    assert [row["GPU hours"] for row in table] == pytest.approx([*hours, sum(hours)])
+
+
+def test_a_run_is_cut_at_the_cap(tmp_path, capsys):
+    run = report.read_run(write_run(tmp_path, {"a": "x x x x"}, gpu_hours=0.7), 1)   # hours: 0.35, 0.6, 0.85, 1.1
+    assert run.curves["hours"] == pytest.approx([0.35, 0.6])
+    assert "counts up to step 2" in capsys.readouterr().err
+
+
+def test_a_run_that_stopped_at_step_16_says_so(tmp_path, capsys):
+    run = report.read_run(write_run(tmp_path, {"a": "x " * 16, "b": "x " * 20}), 1)
+    assert len(run.curves["pass"]) == 16
+    assert "goes up to step 20, and counts up to step 16" in capsys.readouterr().err
+
+
+def test_without_explore_json_there_is_no_compute_and_no_time(tmp_path):
+    row, = rows(report.result_table([report.read_group([write_run(tmp_path, {"a": "x R"}, explored=False)])]))
+    assert row["PFLOPs"] is None and row["GPU hours"] is None and row["pass@k (%)"] == 100
+
+
+def test_ablations_and_training_sets_have_their_own_names(tmp_path):
+    run = report.read_run(write_run(tmp_path, {"a": "x"}, memory="no-feedback", restart=2, split="train"), 1)
+    assert (run.method, run.bench) == ("LEAF, memory no-feedback, restart 2", "math500 (train)")
+
+
+def test_comparison_with_random_sampling(tmp_path):
+    leaf = report.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R"})])
+    independent = report.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
+    results, leaf_curve, random_curve, repeats, speed, length, pooled = map(rows, report.all_tables([leaf, independent]))
+    assert repeats == [{"model": report.QWEN, "bench": "math500", "wrong": 7, "repeat (%)": pytest.approx(300 / 7)}]
+    # LEAF's pass rates 0, 1/2, 1, 1 reach random sampling's last 1/2 at call 2; 4 / 2
+    assert speed[0]["x axis"] == "verifier calls" and speed[0]["mean"] == 2 and speed[0]["mean curve"] == 2
+    # compute: (14 * 8) tokens against (14 * 2 + 8) * 1 + 14 * 2 = 64 ... both in units of 2 N
+    assert speed[1]["mean"] == pytest.approx(8 * 14 / (4 * 14 + 2 * 8))
+    assert length == [{"model": report.QWEN, "bench": "math500", "length (ratio)": 1, "pass rate gain (pp)": 50}]
+    # transitions a: x>x, x>R; b: y>R; base 1/4, 1/4, 4/4
+    assert pooled == [{"model": report.QWEN, "bench": "math500", "transitions": 3, "repeat (%)": pytest.approx(100 / 3), "base (%)": 50,
+                       "ratio": pytest.approx(1 / 1.5)}]
+
+
+def test_comparison_of_two_memories(tmp_path):
+    leaf = report.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z"})])
+    blind = report.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R"}, memory="no-feedback")])
+    row = report.paired_table(leaf, blind).rows[0]
+    assert row[2] == 2                                                                 # a and c have transitions in both
+    assert row[3:6] == pytest.approx([100 * (0.5 + 1) / 2, 100 * (1 + 0) / 2, 25])     # repeat: 1/2, 1 against 1, 0
+    assert row[8:11] == pytest.approx([100 * 0.5 / 2, 100 * 1 / 2, -25])               # fix: 1/2, 0 against 0, 1
+
+
+def test_json_has_the_numbers_of_the_tables_and_the_plot_is_drawn(tmp_path, monkeypatch, capsys):
+    leaf = [write_run(tmp_path / f"leaf{s}", {"a": "x x R", "b": "y R R"}, seed=s) for s in (1, 2, 3)]
+    independent = [write_run(tmp_path / f"random{s}", {"a": "x y x", "b": "y R y"}, method="random", seed=s) for s in (1, 2, 3)]
+    call(monkeypatch, "--rollouts", *leaf, "--versus", *independent, "--plot", tmp_path / "curve.png", "--out", tmp_path / "numbers.json", "--paper")
+    out = capsys.readouterr().out
+    tables = json.loads((tmp_path / "numbers.json").read_text())
+    assert [table["title"] in out for table in tables] == [True] * len(tables)
+    assert tables[0]["rows"][0][5] == [100.0, 0.0] and "100.00 ± 0.00" in out
+    assert "| LEAF (paper) | 24 | 87.30 | 96.73 |" in out
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_torn_last_line_is_left_out_with_a_note(tmp_path, capsys):
+    path = Path(write_run(tmp_path, {"a": "x R", "b": "y y"}))
+    path.write_text(path.read_text()[:-30])
+    assert len(report.read_run(str(path), 1).curves["pass"]) == 1
+    assert str(path) in capsys.readouterr().err
+
+
+DIALOGUE = """Problem a of math500
+
+[user]
+    Solve a.
+
+======== step 1, restart ========
+
+[assistant: a draft, not graded]
+    a draft
+
+[user]
+    Revise it.
+
+[assistant]
+    answer 1
+
+--> wrong (4 tokens)
+
+======== step 2 ========
+
+[user]
+    Revise it.
+
+[assistant]
+    answer 2
+
+--> passes the public tests, fails the private ones (4 tokens, truncated)
+
+    Test 3 failed"""
+
+
+def test_dialogue():
+    steps = {2: record("a", 2, "P", truncated=True, feedback="Test 3 failed"), 1: record("a", 1, "x")}
+    assert report.dialogue(steps) == DIALOGUE
+    independent = report.dialogue({1: record("a", 1, "R", method="random")})
+    assert independent.count("[user]") == 1 and "--> correct" in independent
+
+
+def test_fold_keeps_code_and_drops_control_characters():
+    text = "word " * 30 + "\n```python\n" + "x" * 120 + "\n```\n\x1b[2Jend"
+    folded = report.fold(text).split("\n")
+    assert max(len(line) for line in folded if "word" in line) <= 104
+    assert "    " + "x" * 120 in folded and folded[-1] == "    [2Jend"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A model or an adapter on a bench
+
+
+class ScriptedEngine:
+    """Answers from a table: {prompt text: responses by sample number}; notes every request."""
+
+    startup_seconds, parameters, gpus = 0.0, 1, 1
+
+    def __init__(self, answers, interrupt_after=None):
+        self.answers, self.requests, self.interrupt_after, self.closed = answers, [], interrupt_after, False
+
+    def encode(self, messages):
+        return [ord(c) for c in messages[-1]["content"]]
+
+    async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
+        text = "".join(map(chr, prompt_token_ids))
+        self.requests.append({"text": text, "seed": seed, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p,
+                              "adapter": adapter, "priority": priority})
+        if self.interrupt_after is not None and len(self.requests) > self.interrupt_after:
+            signal.raise_signal(signal.SIGINT)
+        key = next(key for key in self.answers if key in text)
+        said = self.answers[key]
+        if isinstance(said, Exception):
+            raise said
+        number = next((n for n in range(1, 9) if seed == engine.request_seed(1, key, n, "test")), 1)
+        return engine.Sample([1] * len(said[number - 1]), said[number - 1], [], "stop", len(prompt_token_ids))
+
+    def close(self):
+        self.closed = True
+
+
+def own_bench(folder, problems=("p1", "p2", "p3")):
+    path = folder / "own.jsonl"
+    path.write_text("".join(json.dumps({"id": p, "problem": f"What is {p}?", "verifier": "math", "answer": "7"}) + "\n" for p in problems))
+    return path
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    def install(scripted_engine):
+        async def start(settings, adapters=False):
+            scripted_engine.adapters = adapters
+            return scripted_engine
+        monkeypatch.setattr(engine, "start", start)
+        return scripted_engine
+    return install
+
+
+RIGHT, WRONG = "It is \\boxed{7}.", "It is \\boxed{8}."
+
+
+def test_avg_and_pass_of_a_scripted_model(tmp_path, monkeypatch, scripted, toy_model, capsys):
+    fake = scripted(ScriptedEngine({"p1": [RIGHT, WRONG, WRONG, RIGHT], "p2": [WRONG] * 4, "p3": [RIGHT] * 4}))
+    call(monkeypatch, "--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "base.json")
+    result = json.loads((tmp_path / "base.json").read_text())
+    assert result["result"]["avg"] == 6 / 12 and result["result"]["pass"] == 2 / 3 and result["result"]["faults"] == {}
+    assert result["problems"]["correct"] == {"p1": [1, 0, 0, 1], "p2": [0, 0, 0, 0], "p3": [1, 1, 1, 1]}
+    assert result["settings"]["samples"] == 4 and result["versions"]["torch"]
+    lines = [json.loads(line) for line in (tmp_path / "base.jsonl").read_text().splitlines()]
+    assert len(lines) == 12 and {line["response"] for line in lines} == {RIGHT, WRONG}
+    assert {(r["adapter"], r["priority"]) for r in fake.requests} == {(None, 0)} and len({r["seed"] for r in fake.requests}) == 12
+    assert fake.closed and "| 50.00 | 66.67 |" in capsys.readouterr().out
+
+
+def test_an_adapter_answers_and_its_base_model_judges(tmp_path, monkeypatch, scripted, toy_model, toy_adapters):
+    fake = scripted(ScriptedEngine({"expert grader": ["Right. yes"], "p1": ["Final answer: 7"] * 2}))
+    bench = tmp_path / "own.jsonl"
+    bench.write_text(json.dumps({"id": "p1", "problem": "What is p1?", "verifier": "judge", "reference": "7"}) + "\n")
+    call(monkeypatch, "--bench", bench, "--model", toy_model, "--engine", "hf", "--adapter", toy_adapters[0], "--samples", 2, "--out", tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text())["problems"]["correct"] == {"p1": [1, 1]}
+    answers, judged = ([r for r in fake.requests if ("expert grader" in r["text"]) == judge] for judge in (False, True))
+    assert fake.adapters and {r["adapter"] for r in answers} == {toy_adapters[0]}
+    assert [(r["adapter"], r["temperature"], r["max_tokens"]) for r in judged] == [(None, 0.0, 512)] * 2
+    assert max(r["priority"] for r in judged) < min(r["priority"] for r in answers)
+
+
+def test_a_problem_that_the_window_cannot_hold_counts_as_not_solved(tmp_path, monkeypatch, scripted, toy_model, capsys):
+    scripted(ScriptedEngine({"p1": engine.ContextTooLong("its context does not fit."), "p2": [RIGHT]}))
+    call(monkeypatch, "--bench", own_bench(tmp_path, ("p1", "p2")), "--model", toy_model, "--engine", "hf", "--samples", 1, "--out", tmp_path / "o.json")
+    result = json.loads((tmp_path / "o.json").read_text())["result"]
+    assert result["avg"] == 0.5 and result["faults"] == {"its context does not fit.": 1}
+    assert "p1 counts as not solved" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_is_graded(tmp_path, monkeypatch, scripted, toy_model, capsys):
+    fake = scripted(ScriptedEngine({"p1": [WRONG] * 4, "p2": [WRONG] * 4, "p3": [WRONG] * 4}, interrupt_after=5))
+    with pytest.raises(SystemExit) as stopped:
+        call(monkeypatch, "--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "o.json")
+    assert stopped.value.code == 130 and fake.closed and "Stopped" in capsys.readouterr().err
+    assert not (tmp_path / "o.json").exists()
+
+
+def test_the_whole_path_on_a_random_model(tmp_path, monkeypatch, toy_model, toy_adapters):
+    """The transformers engine, the real verifier, base and adapter: nothing is solved, everything is written."""
+    for name, flags in (("base", []), ("adapter", ["--adapter", toy_adapters[0]])):
+        call(monkeypatch, "--bench", own_bench(tmp_path), "--model", toy_model, "--max-tokens", 8, "--samples", 2, "--limit", 2,
+             "--out", tmp_path / f"{name}.json", *flags)
+    base, adapter = ([json.loads(line)["response"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] for name in ("base", "adapter"))
+    assert len(base) == len(adapter) == 4 and sorted(base) != sorted(adapter)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bad input: one sentence each
+
+
+def twice(folder):
+    path = Path(write_run(folder, {"a": "x R"}))
+    path.write_text(path.read_text() + json.dumps(record("a", 2, "R")) + "\n")
+    return ["--rollouts", str(path)]
+
+
+def broken(folder):
+    path = Path(write_run(folder, {"a": "x R"}))
+    path.write_text("{\n" + path.read_text())
+    return ["--rollouts", str(path)]
+
+
+def empty(folder):
+    (folder / "rollouts.jsonl").write_text("")
+    return ["--rollouts", str(folder / "rollouts.jsonl")]
+
+
+BAD = {
+    "a rollouts file that is not there": (lambda f: ["--rollouts", str(f / "none.jsonl")], "none.jsonl"),
+    "no rollouts yet": (empty, "no graded answer yet"),
+    "a step twice": (twice, "step 2 of problem a is recorded twice"),
+    "a broken line": (broken, "line 1"),
+    "no complete step": (lambda f: ["--rollouts", write_run(f, {"a": "x", "b": ". x"})], "no step is complete"),
+    "two methods in one group": (lambda f: ["--rollouts", write_run(f / "1", {"a": "x"}), write_run(f / "2", {"a": "x"}, method="random")],
+                                 "--versus"),
+    "one run twice": (lambda f: ["--rollouts", *[write_run(f, {"a": "x"})] * 2], "with seed 1"),
+    "seeds of different benches": (lambda f: ["--rollouts", *(write_run(f / m, {"a": "x"}, seed=s, model=m) for s, m in ((1, "m"), (2, "n")))],
+                                   "the seeds have different"),
+    "more seeds of one": (lambda f: ["--rollouts", *(write_run(f / str(s), {"a": "x"}, seed=s) for s in (1, 2)), "--versus",
+                                     write_run(f / "r", {"a": "x"}, method="random")], "number of seeds"),
+    "an unknown problem": (lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--show", "zz"], "there is no problem zz"),
+    "an unknown bench": (lambda f: ["--bench", "math501", "--model", "MODEL"], "math501"),
+    "a bench file that is not there": (lambda f: ["--bench", str(f / "none.jsonl"), "--model", "MODEL"], "none.jsonl"),
+    "a model that is not there": (lambda f: ["--bench", str(own_bench(f)), "--model", str(f / "none")], "none"),
+    "an adapter that is none": (lambda f: ["--bench", str(own_bench(f)), "--model", "MODEL", "--adapter", str(f)], "adapter_config.json"),
+    "the adapter of another model": (lambda f: ["--bench", str(own_bench(f)), "--model", make_model(f / "other"), "--adapter", "ADAPTER"],
+                                     "was trained on"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, toy_model, toy_adapters):
+    make, expected = BAD[case]
+    flags = [{"MODEL": toy_model, "ADAPTER": toy_adapters[0]}.get(flag, flag) for flag in make(tmp_path)]
+    with pytest.raises(BadInput) as error:
+        call(monkeypatch, *flags, "--out", tmp_path / "out.json")
+    assert expected in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_bad_input_exits_with_status_2_and_no_traceback(tmp_path):
+    done = subprocess.run([sys.executable, "evaluate.py", "--rollouts", str(tmp_path / "none.jsonl")], capture_output=True, text=True,
+                          cwd=Path(evaluate.__file__).parent)
+    assert done.returncode == 2 and "none.jsonl" in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
