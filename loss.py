@@ -19,7 +19,7 @@ import math
 import torch
 
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
-# Bytes of one float32 [chunk, V] tensor; about five are alive at a time. Fewer, larger chunks read the head less often.
+# Bytes of one float32 [chunk, V] tensor; at most five are alive at a time. Larger chunks read the head less often.
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}  # at V = 151,936: 110 and 883 tokens
 
 
@@ -59,7 +59,7 @@ def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, samp
     """
     The numerator of Eq. 3 over T response tokens, and the log-probabilities behind its weights, from one forward pass.
 
-    student_hidden, teacher_hidden: [T, d], the hidden states that predict the T tokens (bfloat16 or float32; T may be 0).
+    student_hidden, teacher_hidden: [T, d], bfloat16 or float32, the states that predict the T tokens. T may be 0.
     lm_head_weight: [V, d], a head without bias. It is frozen: it gets no gradient even if it asks for one.
     token_ids: int64 [T]; sampler_logprobs: [T], see importance_weights; temperature: divides the logits (> 0).
     kind, tau: see token_divergence; cap: of the weights; chunk: tokens held at a time (default: by CHUNK_BYTES).
@@ -101,19 +101,21 @@ class _DistillLoss(torch.autograd.Function):
             t = _log_softmax(teacher_hidden[c], weight, temperature)  # log q
             logprobs[c] = s.gather(1, token_ids[c, None]).squeeze(1)
             w[c] = importance_weights(logprobs[c], sampler_logprobs[c], cap)
+            p = s.exp()
             if stats is not None:
-                entropy -= (s.exp() * s).sum()
-            p, g, slope = _terms(s, t, kind)
+                entropy -= (p * s).sum()
+            g, slope = _terms(p, s, t, kind)
             del s, t
             if tau < math.inf:
                 above = g > tau
-                capped += above.sum()
+                capped += above.count_nonzero()
                 slope.masked_fill_(above, 0)
                 g.clamp_(max=tau)
             divergence[c] = g.sum(-1)
-            # Chain rule through the softmax, d(log p_v)/d(logit_u) = [u = v] - p_u: d D / d logit = slope - p sum(slope).
+            # d(log p_v)/d(logit_u) = [u = v] - p_u, so dD/d(logit) = slope - p sum(slope).
             slope.addcmul_(p, slope.sum(-1, keepdim=True), value=-1)
             grad[c] = _matmul(slope.to(weight.dtype), weight) * (w[c] / temperature)[:, None]
+            del p, g, slope  # before the next chunk's logits come
 
         if stats is not None:
             stats.update(divergence=divergence.sum(), entropy=entropy, capped_entries=capped, weights=w)
@@ -145,21 +147,21 @@ def _log_softmax(hidden, weight, temperature):
     return torch.log_softmax(_matmul(hidden.to(weight.dtype), weight.T).div_(temperature), dim=-1)
 
 
-def _terms(s, t, kind):
+def _terms(p, s, t, kind):
     """
-    (p, g, dg/ds), each [n, V], from s = log p and t = log q, with g the terms of token_divergence. s and t are used up.
-      reverse KL: g = p (s - t)                          dg/ds = p (s - t) + p = g + p, as dp/ds = p
+    (g, dg/ds), each [n, V]: the terms of token_divergence and their slopes, from p, s = log p and t = log q, whose
+    buffers (s, t) are used up. With dp/ds = p and, for m = (p + q)/2, d(log m)/ds = p/(p + q):
+      reverse KL: g = p (s - t)                          dg/ds = p (s - t) + p = g + p
       forward KL: g = q (t - s)                          dg/ds = -q
-      JSD:        g = p (s - log m)/2 + q (t - log m)/2  dg/ds = p (s - log m)/2, the first half of g: log m also moves,
-                  by p/(p + q) per unit of s, which adds -(p + q)/2 p/(p + q) = -p/2, and dp/ds alone +p/2
+      JSD:        g = p (s - log m)/2 + q (t - log m)/2  dg/ds = p (s - log m)/2 + p/2 - (p + q)/2 p/(p + q), where the
+                  last two cancel: the slope is the first half of g
     """
-    p = s.exp()
     if kind == "reverse_kl":
         g = s.sub_(t).mul_(p)
-        return p, g, torch.add(g, p, out=t)
+        return g, torch.add(g, p, out=t)
     q = t.exp()
     if kind == "forward_kl":
-        return p, t.sub_(s).mul_(q), q.neg_()
+        return t.sub_(s).mul_(q), q.neg_()
     log_m = torch.logaddexp(s, t).sub_(math.log(2))
     slope = s.sub_(log_m).mul_(p).mul_(0.5)
-    return p, t.sub_(log_m).mul_(q).mul_(0.5).add_(slope), slope
+    return t.sub_(log_m).mul_(q).mul_(0.5).add_(slope), slope

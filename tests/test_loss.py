@@ -1,9 +1,11 @@
-"""loss.py against float64 autograd of Eq. 2-4 written out here a second time, in probabilities, and against values by hand."""
+"""loss.py against float64 autograd of Eq. 2-4, written out here a second time in probabilities, and values by hand."""
 
 import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import loss
 
@@ -60,7 +62,7 @@ def relative(a, b):
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 def test_value_and_gradient_equal_the_float64_plain_form(kind, tau, temperature):
     data = batch(seed=1)
-    clear = plain(*data, temperature, kind, tau, skip_near=1e-6)[-1]  # rows with an entry within rounding of tau left out
+    clear = plain(*data, temperature, kind, tau, skip_near=1e-6)[-1]  # no entry within rounding of tau
     assert clear.sum() >= T - 3
     data = [x if x.shape[0] == V else x[clear] for x in data]
     expected, gradient, logprobs, divergence, w, _ = plain(*data, temperature, kind, tau)
@@ -82,8 +84,10 @@ def test_value_and_gradient_equal_the_float64_plain_form(kind, tau, temperature)
 def test_gradcheck(kind, tau):
     student, teacher, head, ids, sampler = batch(seed=2, tokens=5, dtype=torch.float64)
     terms = plain_terms(torch.softmax(student @ head.T, -1), torch.softmax(teacher @ head.T, -1), kind)
-    assert ((terms - tau).abs() > 1e-4).all() and (tau == math.inf or (terms > tau).any())  # away from the cap, on both sides
-    sampler = sampler.double() - 20  # every weight at its cap: w is a constant of the loss, finite differences would move it
+    # Away from the cap, on both sides of it.
+    assert ((terms - tau).abs() > 1e-4).all() and (tau == math.inf or (terms > tau).any())
+    # Every weight at its cap: w is a constant of the loss, and finite differences would move it.
+    sampler = sampler.double() - 20
 
     def total(hidden):
         return loss.distill_loss(hidden, teacher, head, ids, sampler, temperature=1.0, kind=kind, tau=tau, chunk=2)[0]
@@ -129,7 +133,8 @@ def test_stats_by_hand():
     assert stats["capped_entries"].item() == 1
     assert stats["divergence"].item() == pytest.approx(0.1 - 0.25 * math.log(2), abs=1e-6)
     assert stats["weights"].tolist() == pytest.approx([1.5, 1.0])
-    assert stats["entropy"].item() == pytest.approx(1.5 * math.log(2) + 0.8 * math.log(1.25) + 0.2 * math.log(10), abs=1e-6)
+    entropies = [1.5 * math.log(2), 0.8 * math.log(1.25) + 0.2 * math.log(10)]
+    assert stats["entropy"].item() == pytest.approx(sum(entropies), abs=1e-6)
     assert total.item() == pytest.approx(1.5 * (0.1 - 0.25 * math.log(2)), abs=1e-6)
     assert total.item() < 0  # the capped loss may be negative
     assert logprobs.tolist() == pytest.approx([math.log(0.5), math.log(0.8)], abs=1e-6)
@@ -139,9 +144,10 @@ def test_a_small_cap_flattens_a_student_that_is_less_sure_than_its_teacher():
     p, q = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.99, 0.01]])
     slopes = {}
     for tau in (math.inf, 1e-3):
-        _, slopes[tau], _ = ours(p.log(), q.log(), torch.eye(2), torch.tensor([0]), p.log()[:, 0], temperature=1.0, tau=tau)
+        args = (p.log(), q.log(), torch.eye(2), torch.tensor([0]), p.log()[:, 0])
+        _, slopes[tau], _ = ours(*args, temperature=1.0, tau=tau)
     ratio, other = math.log(0.9 / 0.99), math.log(0.1 / 0.01)
-    # No cap: p (log(p/q) - D); descent lowers the second token. tau below 0.1 ln 10: its term drops out, descent raises it.
+    # No cap: p (log(p/q) - D), descent lowers the second token. Its term, 0.1 ln 10, over tau: descent raises it.
     assert slopes[math.inf][0].tolist() == pytest.approx([0.09 * (ratio - other), 0.09 * (other - ratio)], abs=1e-6)
     assert slopes[1e-3][0].tolist() == pytest.approx([0.09 * (ratio + 1), -0.09 * (ratio + 1)], abs=1e-6)
 
@@ -149,7 +155,8 @@ def test_a_small_cap_flattens_a_student_that_is_less_sure_than_its_teacher():
 def test_an_entry_at_the_cap_keeps_its_gradient():
     p, q = torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[0.25, 0.75]], dtype=torch.float64)
     args = (p.log(), q.log(), torch.eye(2, dtype=torch.float64), torch.tensor([0]), p.log()[:, 0])
-    tau = (torch.log_softmax(p.log(), -1).exp() * (torch.log_softmax(p.log(), -1) - torch.log_softmax(q.log(), -1))).max().item()
+    s, t = torch.log_softmax(p.log(), -1), torch.log_softmax(q.log(), -1)
+    tau = (s.exp() * (s - t)).max().item()
     uncapped, below = ours(*args, temperature=1.0)[1], ours(*args, temperature=1.0, tau=tau * (1 - 1e-12))[1]
     assert torch.equal(ours(*args, temperature=1.0, tau=tau)[1], uncapped) and not torch.allclose(below, uncapped)
 
@@ -159,8 +166,8 @@ def test_an_entry_at_the_cap_keeps_its_gradient():
 def test_extreme_logits(kind, tau):
     student = torch.tensor([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0], [0.0, 1e4, 1e4]])
     teacher = torch.tensor([[1e4, -1e4, 0.0], [-1e4, 1e4, 0.0], [0.0, 1e4, 1e4]])
-    total, grad, logprobs = ours(student, teacher, torch.eye(3), torch.tensor([0, 0, 1]), torch.zeros(3), temperature=1.0,
-                                 kind=kind, tau=tau)
+    args = (student, teacher, torch.eye(3), torch.tensor([0, 0, 1]), torch.zeros(3))
+    total, grad, logprobs = ours(*args, temperature=1.0, kind=kind, tau=tau)
     divergence = loss.token_divergence(student, teacher, kind=kind, tau=tau)
     # Rows 1 and 3 agree: 0. Row 2 disagrees for certain: a log ratio of 2e4, or the JSD's largest value, ln 2.
     whole = {"reverse_kl": 2e4, "forward_kl": 2e4, "jsd": math.log(2)}[kind]
@@ -198,7 +205,7 @@ def test_bfloat16_hidden_states_and_head(kind):
     data = batch(seed=6, dtype=torch.bfloat16)
     expected, gradient, logprobs, *_ = plain(*data, 0.6, kind, math.inf)
     total, grad, train_logprobs = ours(*data, temperature=0.6, kind=kind)
-    # The logits are not rounded to bfloat16: the value is as exact as in float32. The gradient is rounded once at the end.
+    # The logits are not rounded to bfloat16: the value is as exact as in float32. The gradient is rounded, once.
     assert total.item() == pytest.approx(expected.item(), rel=1e-4) and train_logprobs.dtype == torch.float32
     torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=1e-5, atol=1e-5)
     assert grad.dtype == torch.bfloat16 and relative(grad, gradient) < 4e-3
@@ -240,15 +247,13 @@ def test_importance_weights_by_hand():
 def test_three_products_with_the_head():
     student, teacher, head, ids, sampler = batch(seed=10)
     student.requires_grad_()
-    from torch.utils.flop_counter import FlopCounterMode
-
     with FlopCounterMode(display=False) as counter:
         loss.distill_loss(student, teacher, head, ids, sampler, temperature=1.0, chunk=5)[0].backward()
     assert counter.get_total_flops() == 3 * 2 * T * D * V
 
 
 def test_nothing_of_size_T_by_V_is_held():
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    class Largest(TorchDispatchMode):
         elements = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
