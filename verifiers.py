@@ -5,11 +5,11 @@
     feedback  text that the policy may see: MATH and the judge give the verdict only, so theirs is empty
     signature what makes two wrong answers the same error (App. A); None is never a repeat
 
-MATH is decided by math-verify on the content of the last \\boxed{}. It runs in processes of its own, because it needs their main
-thread (its time limits are SIGALRM) and because an answer can be a tower of powers that no signal handler interrupts. The judge runs
-on the engine: explore.py and evaluate.py await it; here are its prompt and the reading of its verdict.
+MATH is decided by math-verify on the content of the last \\boxed{}. It runs in processes of its own, because its time
+limits (SIGALRM) need a main thread and because no answer, be it a tower of powers, may hold up or end the run. The
+judge runs on the engine: explore.py and evaluate.py await it.
 
-    python verifiers.py FILE.jsonl     # {"problem": {...}, "response": "...", "truncated": false} a line -> a verdict a line
+    python verifiers.py FILE.jsonl   # {"problem": {...}, "response": "...", "truncated": false} a line -> its verdict
 """
 
 import argparse
@@ -50,7 +50,7 @@ def last_boxed(text):
     """Content of the last \\boxed (or \\fbox) of `text`, stripped; None without one, or if it is empty or unbalanced.
 
     As MATH's own grader reads them, \\fbox counts as a box, and a box without braces (`$\\boxed 5$`) holds what stands
-    between it and the end of its formula or line. The last box alone decides: a broken one is not replaced by an earlier one.
+    between it and the end of its formula or line. The last box alone decides: an earlier one never stands in for it.
     """
     boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
     if not boxes:
@@ -72,10 +72,10 @@ def squeeze(text):
 
 
 def plain_latex(text):
-    """`text` without what math-verify 0.9.0 cannot read, though it changes no value: dollar signs (they would end the formula),
-    a full stop at the end, the degree signs other than ^\\circ, ties, spaces between groups of three digits."""
+    """`text` without what changes no value but is beyond math-verify 0.9.0: dollar signs (they would end the formula),
+    a full stop at the end, degree signs other than ^\\circ, ties, spaces between groups of three digits."""
     text = re.sub(r"\\?\$", "", text)
-    text = re.sub(r"°|\\degree(?![a-zA-Z])", r"^\\circ", text)
+    text = re.sub(r"\^?(?:°|\\degree(?![a-zA-Z]))", r"^\\circ", text)
     text = re.sub(r"(?<=\d)(?:\\[,:; ]|[ ~])(?=\d{3}(?!\d))", "", text)
     return re.sub(r"[\s.]+$", "", text.replace("~", " ")).strip()
 
@@ -83,8 +83,9 @@ def plain_latex(text):
 def math_equal(gold, answer):
     """Does the LaTeX `answer` (content of a box) equal the reference `gold`? For the main thread of a process only.
 
-    math-verify stops itself after 5 s of parsing or comparing; it then gives no verdict and the answer is wrong in the ordinary way.
-    Two of its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals even if the reference has more.
+    math-verify stops itself after 5 s of parsing or comparing. That is no fault: an answer that it cannot read or
+    compare is simply wrong. Two of its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals
+    even where the reference has more. Others stay: units are dropped, 35\\% equals 35 and 0.35, a list has no order.
     """
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
@@ -106,26 +107,28 @@ def math_verdict(problem, response, ask):
     answer = last_boxed(response)
     if answer is None:
         return Verdict(0, 0, "", None)
-    fault = None
-    equal = squeeze(answer) == squeeze(problem.answer)
-    if not equal:
+    equal, fault = squeeze(answer) == squeeze(problem.answer), None
+    if not equal and len(answer) <= LONGEST_ANSWER:
         equal, fault = ask(problem.answer, answer)
     return Verdict(int(equal), int(equal), "", squeeze(answer), fault)
 
 
 # ---- The worker processes of MATH -----------------------------------------------------------------------------------
 
-CPU_SECONDS = 10  # longer than math-verify takes where its own limits work, so a kill never replaces its verdict
+CPU_SECONDS = 12  # over math-verify's own limits together (parsing 5 s, comparing 5 s): where they work, they decide
 WALL_SECONDS = 60  # for a worker that does not even use the CPU
-MEMORY_BYTES = 2 << 30  # address space of a worker; it needs about a tenth
+START_SECONDS = 300  # importing from a slow disk, beside an engine that is loading
+MEMORY_BYTES = 1 << 30  # address space of a worker; it needs about a tenth
+LONGEST_ANSWER = 5_000  # characters; it fits a pipe, so no write to a worker waits. Longer answers are wrong unread
 
 
 def math_worker():
     """The loop of a worker: JSON [gold, answer] a line in, 0 or 1 a line out, and first a line that says it is ready.
 
-    The kernel ends it, whatever big-number code it is in: at CPU_SECONDS in one comparison (SIGPROF), and when the thread that
-    started it ends (PR_SET_PDEATHSIG), be it by kill -9. Without work to do, it ends at the end of its input.
+    The kernel ends it in whatever C code it is: after CPU_SECONDS in one comparison (SIGPROF), and, on Linux, when the
+    thread that started it ends (PR_SET_PDEATHSIG), be it by kill -9. An idle one ends with its input on any system.
     """
+    cpu_seconds = float(sys.argv[2])
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # nothing that a library prints may pass for a verdict
     logging.disable()
@@ -141,7 +144,7 @@ def math_worker():
         return
     print("ready", file=replies)
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         equal = math_equal(*json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(int(equal), file=replies)
@@ -151,16 +154,16 @@ class MathWorker:
     """A worker process as one thread sees it. The thread must live as long as the process (PR_SET_PDEATHSIG)."""
 
     def __init__(self):
-        self.process = None
+        self.process, self.closed = None, False
 
     def ask(self, gold, answer):
-        """-> (equal: bool, fault: str or None). A hung or dead process is replaced at the next call; its answer is wrong."""
+        """-> (equal: bool, fault: str or None). A hung or dead process is replaced at the next call."""
         if self.process is None or self.process.poll() is not None:
             self.start()
         try:
             self.process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
             self.process.stdin.flush()
-            reply = self.reply()
+            reply = self.reply(WALL_SECONDS)
         except BrokenPipeError:
             reply = b""
         if reply:
@@ -173,24 +176,26 @@ class MathWorker:
             if status == -signal.SIGPROF:
                 fault = f"math-verify used more than {CPU_SECONDS} s of CPU time and was killed"
         self.stop()
+        self.check_open()
         return False, fault
 
     def start(self):
         self.stop()
-        # A new interpreter, not a fork of the engine's process; a session of its own, so that Ctrl-C reaches only us. Its sets
-        # have a fixed order, so that a verdict does not depend on the run.
+        # A new interpreter, not a fork of the engine's process; a session of its own, so that Ctrl-C reaches only us.
+        # Its sets have a fixed order, so that a verdict does not depend on the run.
         self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), "--math-worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
-        ready = self.reply()
+            [sys.executable, os.path.abspath(__file__), "--math-worker", str(CPU_SECONDS)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
+        ready = b"" if self.closed else self.reply(START_SECONDS)
         if ready != b"ready\n":
             self.stop()
-            raise BadInput(f"The math verifier does not start ({(ready or b'no reply').decode().strip() or 'it died'}): "
+            self.check_open()
+            raise BadInput(f"math-verify does not start ({(ready or b'its process died').decode().strip()}): "
                            "install requirements.txt (or requirements-cpu.txt) into this Python.")
 
-    def reply(self):
-        """One line, b"" if the process ended before one, None if none came within WALL_SECONDS."""
-        poll, line, end = select.poll(), b"", time.monotonic() + WALL_SECONDS
+    def reply(self, seconds):
+        """One line, b"" if the process ended before one, None if none came within `seconds`."""
+        poll, line, end = select.poll(), b"", time.monotonic() + seconds
         poll.register(self.process.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
             if not poll.poll(max(0, end - time.monotonic()) * 1000):
@@ -200,6 +205,17 @@ class MathWorker:
                 return b""
             line += part
         return line
+
+    def check_open(self):
+        if self.closed:
+            raise RuntimeError("The graders were closed while they graded.")
+
+    def close(self):
+        """From another thread: the call of `ask` that is running, if any, ends at once with an error."""
+        self.closed = True  # then the process; `start` looks the other way round, so one of the two sees the other
+        process = self.process
+        if process:
+            process.kill()
 
     def stop(self):
         if self.process:
@@ -255,19 +271,16 @@ class Graders:
         if not hasattr(self.own, "math"):
             self.own.math = MathWorker()
             self.math_workers.append(self.own.math)
-        equal, fault = self.own.math.ask(gold, answer)
-        if fault and self.closing:
-            raise RuntimeError("The graders were closed while they graded.")
-        return equal, fault
+        if self.closing:
+            self.own.math.close()
+        return self.own.math.ask(gold, answer)
 
     def close(self):
         """Drop what waits, end what is being graded; leaves no process."""
         self.closing = True
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in list(self.math_workers):
-            process = worker.process
-            if process:
-                process.kill()
+            worker.close()
         self.threads.shutdown(wait=True)
         for worker in self.math_workers:
             worker.stop()
@@ -288,18 +301,20 @@ def verify(problem, response, truncated=False):
 
 def main():
     parser = argparse.ArgumentParser(description="Grade answers to math and code problems, a line each.")
-    parser.add_argument("file", metavar="FILE.jsonl", help='lines of {"problem": {...}, "response": "...", "truncated": false}')
+    parser.add_argument("file", metavar="FILE.jsonl",
+                        help='lines {"problem": {...}, "response": "...", "truncated": ...}')
     args = parser.parse_args()
     answers = []
     for number, row in enumerate(data.read_jsonl(args.file), 1):
         where = f"{args.file} line {number}"
-        if not isinstance(row, dict) or not isinstance(row.get("problem"), dict) or not isinstance(row.get("response"), str) \
-                or not isinstance(row.get("truncated", False), bool):
+        kinds = {"problem": dict, "response": str, "truncated": bool}
+        row = {"truncated": False} | row if isinstance(row, dict) else {}
+        if not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
             raise BadInput(f'{where}: write {{"problem": {{...}}, "response": "...", "truncated": false}}.')
         problem = data.problem_from_row(row["problem"], Path(args.file).stem, where)
         if problem.verifier == "judge":
             raise BadInput(f"{where}: a judge needs an engine: use explore.py or evaluate.py.")
-        answers.append((problem, row["response"], row.get("truncated", False)))
+        answers.append((problem, row["response"], row["truncated"]))
     graders = Graders()
     try:
         for future in [graders.submit(*answer) for answer in answers]:
@@ -312,7 +327,7 @@ def main():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--math-worker"]:
+    if sys.argv[1:2] == ["--math-worker"]:
         math_worker()
     else:
         data.exit_with_sentence(main)
