@@ -276,7 +276,7 @@ class Graders:
         return self.own.math.ask(gold, answer)
 
     def close(self):
-        """Drop what waits, end what is being graded; leaves no process."""
+        """Drops what waits, ends the math that is being graded, waits for the code; leaves no process."""
         self.closing = True
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in list(self.math_workers):
@@ -319,9 +319,7 @@ def main():
     try:
         for future in [graders.submit(*answer) for answer in answers]:
             verdict = vars(future.result())
-            if verdict["fault"] is None:
-                verdict = {key: value for key, value in verdict.items() if key != "fault"}
-            print(json.dumps(verdict), flush=True)
+            print(json.dumps({key: verdict[key] for key in verdict if key != "fault" or verdict["fault"]}), flush=True)
     finally:
         graders.close()
 

@@ -373,7 +373,7 @@ def test_no_process_outlives_us(end, status):
         us.kill()
     us.stdout.close()
     assert us.wait(60) == status
-    wait_until(lambda: not any(map(alive, pids)), seconds=5)
+    wait_until(lambda: not any(map(alive, pids)), seconds=2)  # before a time limit or the end of its input would end it
 
 
 # ---- The command line -----------------------------------------------------------------------------------------------
