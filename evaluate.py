@@ -121,8 +121,8 @@ def summary(records):
     """What App. E.2 and Table 21 report of the responses to a bench."""
     correct = by_problem(records, "correct")
     average, passed = measures.avg_and_pass(correct.values())
-    return {"problems": len(correct), "avg": average, "pass": passed, "length": measures.share(r["completion_tokens"] for r in records),
-            "truncated": measures.share(r["truncated"] for r in records), "faults": dict(Counter(r["fault"] for r in records if r["fault"]))}
+    return {"problems": len(correct), "avg": average, "pass": passed, "length": measures.mean(r["completion_tokens"] for r in records),
+            "truncated": measures.mean(r["truncated"] for r in records), "faults": dict(Counter(r["fault"] for r in records if r["fault"]))}
 
 
 def bench_main(args):

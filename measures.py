@@ -25,20 +25,18 @@ def by_problem(records):
     return attempts
 
 
-def in_order(attempts):
-    """The records, problem by problem, each problem's in the order of its steps."""
-    return [steps[t] for steps in attempts.values() for t in sorted(steps)]
+def mean(values):
+    """Mean of numbers or of 0/1 outcomes; None if there are none."""
+    values = list(values)
+    return sum(values) / len(values) if values else None
 
 
-def share(outcomes):
-    """Mean of a list of 0/1 or of numbers; None if it is empty."""
-    outcomes = list(outcomes)
-    return sum(outcomes) / len(outcomes) if outcomes else None
-
-
-def mean_and_deviation(values):
-    """Mean and sample standard deviation (n - 1; None for one value) over run seeds, Table 12."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+def over_seeds(values):
+    """What a table says of one number over run seeds: the number itself if there is one seed, else its mean and sample standard
+    deviation (Table 12); None if a seed has none."""
+    if None in values:
+        return None
+    return values[0] if len(values) == 1 else (statistics.fmean(values), statistics.stdev(values))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -56,18 +54,18 @@ def complete_steps(attempts):
 def pass_curve(attempts, last):
     """pass@k for k = 1..last: the share of problems with a correct answer within their first k (Eq. 1)."""
     first = [min((t for t, record in steps.items() if record["correct"]), default=last + 1) for steps in attempts.values()]
-    return [share(f <= k for f in first) for k in range(1, last + 1)]
+    return [mean(f <= k for f in first) for k in range(1, last + 1)]
 
 
 def accuracy_curve(attempts, last):
     """Share of correct answers among all that were graded up to step k, k = 1..last (Table 11, Acc.)."""
-    at_step = [share(steps[k]["correct"] for steps in attempts.values()) for k in range(1, last + 1)]
-    return [share(at_step[:k]) for k in range(1, last + 1)]
+    at_step = [mean(steps[k]["correct"] for steps in attempts.values()) for k in range(1, last + 1)]
+    return [mean(at_step[:k]) for k in range(1, last + 1)]
 
 
 def avg_and_pass(outcomes):
     """avg@n and pass@n of test samples, `outcomes` [problems][n] of 0/1: correct among all, problems with any (App. E.2)."""
-    return share(z for problem in outcomes for z in problem), share(any(problem) for problem in outcomes)
+    return mean(z for problem in outcomes for z in problem), mean(any(problem) for problem in outcomes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -113,7 +111,7 @@ def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1):
     start-up + wall x (sampling seconds of the steps <= k, drafts included) / (all sampling seconds), times the GPUs.
     """
     seconds = [sum(steps[k]["sample_seconds"] for steps in attempts.values()) for k in range(1, last + 1)]
-    total = sum(record["sample_seconds"] for record in in_order(attempts))
+    total = sum(record["sample_seconds"] for steps in attempts.values() for record in steps.values())
     return [(startup_seconds + wall_seconds * (part / total if total else 1)) * gpus / 3600 for part in np.cumsum(seconds).tolist()]
 
 
@@ -174,9 +172,9 @@ def paired_rates(ours, theirs):
     shared = [problem for problem in ours if problem in theirs]
     result = {"problems": len(shared)}
     for name, column in (("repeat", 1), ("fix", 2)):
-        ours_by_problem, theirs_by_problem = ([share(t[column] for t in table[p]) for p in shared] for table in (ours, theirs))
+        ours_by_problem, theirs_by_problem = ([mean(t[column] for t in table[p]) for p in shared] for table in (ours, theirs))
         differences = [a - b for a, b in zip(ours_by_problem, theirs_by_problem)]
-        result[name] = (share(ours_by_problem), share(theirs_by_problem), share(differences), bootstrap_interval(differences)) \
+        result[name] = (mean(ours_by_problem), mean(theirs_by_problem), mean(differences), bootstrap_interval(differences)) \
             if shared else None
     return result
 
@@ -192,8 +190,8 @@ def pooled_rates(table, independent):
         samples = [record for t, record in independent.get(problem, {}).items() if t <= REPEAT_STEPS]
         for signature, repeat, _ in rows if samples else ():
             repeated.append(repeat)
-            base.append(share(is_wrong_as(record, signature) for record in samples))
-    return {"transitions": len(base), "repeat": share(repeated), "base": share(base),
+            base.append(mean(is_wrong_as(record, signature) for record in samples))
+    return {"transitions": len(base), "repeat": mean(repeated), "base": mean(base),
             "ratio": sum(repeated) / sum(base) if sum(base) else None}
 
 
@@ -207,7 +205,7 @@ def self_correction(attempts, final_answer):
     `final_answer(record)` is the extracted answer or None; answers are compared without white space, and none is no repeat.
     """
     after_wrong, after_right, repeated = [], [], []
-    early = [r for r in in_order(attempts) if r["step"] <= SELF_CORRECTION_STEPS]
+    early = [r for steps in attempts.values() for r in steps.values() if r["step"] <= SELF_CORRECTION_STEPS]
     for now in early:
         before = attempts[now["problem"]].get(now["step"] - 1)
         if before is None or now["restart"]:
@@ -218,8 +216,8 @@ def self_correction(attempts, final_answer):
             after_wrong.append(now["correct"])
             a, b = ("".join((final_answer(record) or "").split()) for record in (before, now))
             repeated.append(not now["correct"] and a == b != "")
-    return {"wrong_to_right": share(after_wrong), "right_to_wrong": share(after_right), "repeat": share(repeated),
-            "restart": share(r["correct"] for r in early if r["restart"]), "mean": share(r["correct"] for r in early)}
+    return {"wrong_to_right": mean(after_wrong), "right_to_wrong": mean(after_right), "repeat": mean(repeated),
+            "restart": mean(r["correct"] for r in early if r["restart"]), "mean": mean(r["correct"] for r in early)}
 
 
 def relative_gain(base, update, rollout):
@@ -233,7 +231,7 @@ def relative_gain(base, update, rollout):
 
 def mean_curve(curves):
     """Mean of curves step by step, cut at the last step that all of them reached."""
-    return [share(values) for values in zip(*curves)]
+    return [mean(values) for values in zip(*curves)]
 
 
 def first_reach(xs, ys, level):

@@ -42,13 +42,6 @@ def percent(share):
     return None if share is None else 100 * share
 
 
-def spread(values):
-    """One seed: its value; several: (mean, sample standard deviation); None where a seed has none."""
-    if None in values:
-        return None
-    return values[0] if len(values) == 1 else measures.mean_and_deviation(values)
-
-
 def write_json(path, content):
     """Written in one piece: a reader finds all of it, or the file before."""
     with open(path + ".new", "w") as file:
@@ -191,7 +184,7 @@ def at_end(curves):
     """The columns of result_table from one set of curves per seed, at the last step of each."""
     steps = "/".join(str(n) for n in dict.fromkeys(len(c["calls"]) for c in curves))
     columns = (("accuracy", 100), ("pass", 100), ("all", 1e-6), ("petaflops", 1), ("hours", 1), ("length", 1))
-    return [steps, *(spread([c[name][-1] * scale if name in c else None for c in curves]) for name, scale in columns)]
+    return [steps, *(measures.over_seeds([c[name][-1] * scale if name in c else None for c in curves]) for name, scale in columns)]
 
 
 def result_table(groups, paper=False):
@@ -213,7 +206,7 @@ def curve_table(group):
     """pass@k, mean accuracy and cost step by step (Fig. 3)."""
     mean, rows = seed_means(group), []
     for k in range(len(mean["calls"])):
-        rows.append([k + 1, *(spread([100 * c[name][k] for c in group.curves]) for name in ("pass", "accuracy")),
+        rows.append([k + 1, *(measures.over_seeds([100 * c[name][k] for c in group.curves]) for name in ("pass", "accuracy")),
                      *(round(mean[name][k]) for name in ("prompt", "completion", "draft", "judge")),
                      *(mean[name][k] if name in mean else None for name in ("petaflops", "hours"))])
     return Table(f"{group.method}, step by step (tokens and cost up to that step; GPU hours are allotted by sampling time)",
@@ -226,7 +219,7 @@ def repeat_table(group):
     rows = []
     for key in group.seeds[0]:
         counts = [measures.repeats(cells[key].attempts) for cells in group.seeds]
-        rows.append([*key, spread([wrong for wrong, _ in counts]), spread([100 * r / wrong if wrong else None for wrong, r in counts])])
+        rows.append([*key, measures.over_seeds([wrong for wrong, _ in counts]), measures.over_seeds([100 * r / wrong if wrong else None for wrong, r in counts])])
     return Table(f"Repeated wrong answers, {group.method} (Table 7)", ["model", "bench", "wrong", "repeat (%)"], rows)
 
 
@@ -237,7 +230,7 @@ def correction_table(groups, problems, final_answer):
         for key in group.seeds[0]:
             rates = [measures.self_correction({p: s for p, s in cells[key].attempts.items() if p in problems}, final_answer)
                      for cells in group.seeds]
-            rows.append([*key, group.method, *(spread([percent(r[name]) for r in rates]) for name in rates[0])])
+            rows.append([*key, group.method, *(measures.over_seeds([percent(r[name]) for r in rates]) for name in rates[0])])
     return Table("Self-correction on the problems of the update, 10 steps (%) (Table 28)",
                  ["model", "bench", "method", "wrong to right", "right to wrong", "repeat", "restart", "mean"], rows)
 
@@ -269,7 +262,7 @@ def speed_table(ours, theirs):
     for name, axis in (("calls", "verifier calls"), ("petaflops", "PFLOPs"), ("hours", "GPU time")):
         if all(name in c for pair in pairs for c in pair):
             ratios = [measures.speed_up(a[name], a["pass"], b[name], b["pass"]) for a, b in [*pairs, (seed_means(ours), seed_means(theirs))]]
-            rows.append([axis, *ratios[:-1], spread(ratios[:-1]), ratios[-1]])
+            rows.append([axis, *ratios[:-1], measures.over_seeds(ratios[:-1]), ratios[-1]])
     return Table(f"Speed-up of {ours.method} over {theirs.method} (x) (Table 14)",
                  ["x axis", *(f"run {i}" for i in range(1, len(pairs) + 1)), "mean", "mean curve"], rows)
 
@@ -278,10 +271,10 @@ def length_table(ours, theirs):
     """Table 3: ratio of mean lengths and difference of pass rates, per model and bench and averaged over them."""
     rows = []
     for key in ours.seeds[0]:
-        a, b = ([measures.share(cells[key].curves[name][-1] for cells in group.seeds) for name in ("length", "pass")] for group in (ours, theirs))
+        a, b = ([measures.mean(cells[key].curves[name][-1] for cells in group.seeds) for name in ("length", "pass")] for group in (ours, theirs))
         rows.append([*key, a[0] / b[0], 100 * (a[1] - b[1])])
     if len(rows) > 1:
-        rows.append(["mean", "", *(measures.share(row[i] for row in rows) for i in (2, 3))])
+        rows.append(["mean", "", *(measures.mean(row[i] for row in rows) for i in (2, 3))])
     return Table(f"Length and gain of {ours.method} over {theirs.method} (Table 3)", ["model", "bench", "length (ratio)", "pass rate gain (pp)"], rows)
 
 
@@ -309,8 +302,8 @@ def pooled_table(ours, independent):
     rows = []
     for key in ours.seeds[0]:
         rates = [measures.pooled_rates(measures.transitions(a[key].attempts), b[key].attempts) for a, b in zip(ours.seeds, independent.seeds)]
-        rows.append([*key, spread([r["transitions"] for r in rates]), *(spread([percent(r[n]) for r in rates]) for n in ("repeat", "base")),
-                     spread([r["ratio"] for r in rates])])
+        rows.append([*key, measures.over_seeds([r["transitions"] for r in rates]), *(measures.over_seeds([percent(r[n]) for r in rates]) for n in ("repeat", "base")),
+                     measures.over_seeds([r["ratio"] for r in rates])])
     return Table(f"Repeats of {ours.method} against independent sampling (Table 9)",
                  ["model", "bench", "transitions", "repeat (%)", "base (%)", "ratio"], rows)
 
@@ -339,7 +332,7 @@ def draw(path, groups):
         rates = [[100 * c["pass"][k] for c in group.curves] for k in range(last)]
         low, high = zip(*((min(values), max(values)) for values in rates))
         for panel, name in zip(panels, names):
-            panel.plot(mean[name], [measures.share(values) for values in rates], dash, color=colour, marker=marker, markersize=3.5, label=group.method)
+            panel.plot(mean[name], [measures.mean(values) for values in rates], dash, color=colour, marker=marker, markersize=3.5, label=group.method)
             panel.fill_between(mean[name], low, high, color=colour, alpha=0.2, linewidth=0)
             panel.set(xlabel=axes[name], xscale="log" if name in ("all", "petaflops") else "linear", ylabel="Cumulative pass rate (%)")
         ends = [cells[key].curves for cells in group.seeds for key in cells]
