@@ -76,23 +76,30 @@ async def answer_all(requests, settings, seed, adapter, path):
 
     A line goes to the file `path` as soon as it is graded. Returns the records in the order of the requests.
     """
-    sampler, graders, done = await engine.start(settings, adapters=adapter is not None), verifiers.Graders(), Counter()
-    begin, bar = time.time(), tqdm(total=len(requests), unit="answer", disable=None)
+    file = open(path, "w")
+    sampler, graders = await engine.start(settings, adapters=adapter is not None), verifiers.Graders()
+    begin, bar, done = time.time(), tqdm(total=len(requests), unit="answer", disable=None), Counter()
+
+    async def one(request):
+        record = await answer(*request, settings, seed, adapter, sampler, graders)
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        done.update(answers=1, correct=record["correct"], tokens=record["completion_tokens"])
+        bar.set_postfix_str(f"{done['correct'] / done['answers']:.1%} correct, {done['tokens'] / (time.time() - begin):,.0f} tokens/s")
+        bar.update()
+        return record
+
+    tasks = [asyncio.ensure_future(one(request)) for request in requests]
     try:
-        with open(path, "w") as file:
-            async def one(request):
-                record = await answer(*request, settings, seed, adapter, sampler, graders)
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                done.update(answers=1, correct=record["correct"], tokens=record["completion_tokens"])
-                bar.set_postfix_str(f"{done['correct'] / done['answers']:.1%} correct, {done['tokens'] / (time.time() - begin):,.0f} tokens/s")
-                bar.update()
-                return record
-            return await asyncio.gather(*map(one, requests))
-    finally:
-        bar.close()
+        return await asyncio.gather(*tasks)
+    finally:  # after an error or Ctrl-C the other requests end first, or they would find their engine gone
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         graders.close()
         sampler.close()
+        bar.close()
+        file.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
