@@ -97,26 +97,35 @@ class Group:
 
 def read_attempts(path):
     """{problem id: {step: record}} of a rollouts.jsonl; a torn last line is left out with a note."""
-    try:
-        attempts = measures.by_problem(data.read_jsonl(path, torn_ok=True))
-    except BadInput as error:
-        raise BadInput(str(error) if path in str(error) else f"{path}: {error}") from None
-    if not attempts:
+    records = data.read_jsonl(path, torn_ok=True)
+    if not records:
         raise BadInput(f"{path} holds no graded answer yet: run explore.py first.")
-    return attempts
+    if any(key not in record for record in records for key in ("problem", "step", "correct", "sample_seconds")):
+        raise BadInput(f"{path} is not a file of rollouts: name the rollouts.jsonl that explore.py wrote.")
+    try:
+        return measures.by_problem(records)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def read_beside(path, name):
+    """The JSON file `name` in the folder of `path`; None if there is none."""
+    beside = os.path.join(os.path.dirname(path), name)
+    if not os.path.isfile(beside):
+        return None
+    with open(beside) as file:
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise BadInput(f"{beside} is damaged ({error}): delete it, and the same explore.py or distill.py command writes it anew.") from None
 
 
 def read_run(path, number):
     """The run in `path`; `number` stands for the seed where there is no explore.json."""
-    attempts, settings, result = read_attempts(path), {}, None
-    record = next(iter(next(iter(attempts.values())).values()))
-    beside = os.path.join(os.path.dirname(path), "explore.json")
-    if os.path.isfile(beside):
-        with open(beside) as file:
-            explored = json.load(file)
-        settings, result = explored["settings"], explored["result"]
-        if len(attempts) < result["problems"]:
-            print(f"Note: {path} has answers to {len(attempts)} of its {result['problems']} problems.", file=sys.stderr)
+    attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {"settings": {}, "result": None}
+    record, settings, result = next(iter(next(iter(attempts.values())).values())), explored["settings"], explored["result"]
+    if result and len(attempts) < result["problems"]:
+        print(f"Note: {path} has answers to {len(attempts)} of its {result['problems']} problems.", file=sys.stderr)
     last, most = measures.complete_steps(attempts), max(map(max, attempts.values()))
     curves = {"calls": [*range(1, last + 1)], "pass": measures.pass_curve(attempts, last), "accuracy": measures.accuracy_curve(attempts, last),
               "length": measures.length_curve(attempts, last), **measures.token_curves(attempts, last)}

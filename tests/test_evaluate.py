@@ -320,6 +320,12 @@ def broken(folder):
     return ["--rollouts", str(path)]
 
 
+def damaged(folder):
+    path = write_run(folder, {"a": "x R"})
+    (folder / "explore.json").write_text('{"settings": {')
+    return ["--rollouts", path]
+
+
 def empty(folder):
     (folder / "rollouts.jsonl").write_text("")
     return ["--rollouts", str(folder / "rollouts.jsonl")]
@@ -330,6 +336,8 @@ BAD = {
     "no rollouts yet": (empty, "no graded answer yet"),
     "a step twice": (twice, "step 2 of problem a is recorded twice"),
     "a broken line": (broken, "line 1"),
+    "a file of something else": (lambda f: ["--rollouts", str(own_bench(f))], "not a file of rollouts"),
+    "a damaged explore.json": (damaged, "explore.json is damaged"),
     "no complete step": (lambda f: ["--rollouts", write_run(f, {"a": "x", "b": ". x"})], "no step is complete"),
     "two methods in one group": (lambda f: ["--rollouts", write_run(f / "1", {"a": "x"}), write_run(f / "2", {"a": "x"}, method="random")],
                                  "--versus"),
