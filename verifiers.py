@@ -307,8 +307,7 @@ def main():
     answers = []
     for number, row in enumerate(data.read_jsonl(args.file), 1):
         where = f"{args.file} line {number}"
-        kinds = {"problem": dict, "response": str, "truncated": bool}
-        row = {"truncated": False} | row if isinstance(row, dict) else {}
+        kinds, row = {"problem": dict, "response": str, "truncated": bool}, {"truncated": False} | row
         if not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
             raise BadInput(f'{where}: write {{"problem": {{...}}, "response": "...", "truncated": false}}.')
         problem = data.problem_from_row(row["problem"], Path(args.file).stem, where)
