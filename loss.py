@@ -19,8 +19,8 @@ import math
 import torch
 
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
-# Bytes of one float32 [chunk, V] tensor; at most five are alive at a time. Larger chunks read the head less often.
-CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**29}  # at V = 151,936: 110 and 883 tokens
+# Bytes of one float32 [chunk, V] buffer; there are four. Larger chunks read the head less often.
+CHUNK_BYTES = {"cpu": 2**27, "cuda": 2**29}  # at V = 151,936: 220 and 883 tokens
 
 
 def token_divergence(student_logits, teacher_logits, kind="reverse_kl", tau=math.inf):
@@ -72,7 +72,7 @@ def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, samp
     if kind not in DIVERGENCES:
         raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, not {kind!r}")
     if chunk is None:
-        chunk = max(1, CHUNK_BYTES.get(student_hidden.device.type, 2**26) // (4 * lm_head_weight.shape[0]))
+        chunk = max(1, CHUNK_BYTES[student_hidden.device.type] // (4 * lm_head_weight.shape[0]))
     return _DistillLoss.apply(student_hidden, teacher_hidden.detach(), lm_head_weight.detach(), token_ids,
                               sampler_logprobs, temperature, kind, tau, cap, chunk, stats)
 
@@ -80,32 +80,34 @@ def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, samp
 class _DistillLoss(torch.autograd.Function):
     """
     Takes the gradient in the forward pass, so that nothing of size V outlives its chunk and nothing is computed twice:
-    three products with the head (student, teacher, gradient), the fewest possible.
-    Eager on purpose: torch.compile could fuse the element-wise passes on a GPU, but that was not measured on one.
+    three products with the head (student, teacher, gradient), the fewest possible. Four [chunk, V] buffers serve all
+    chunks: fresh memory costs a CPU a fifth of the time in page faults. Eager on purpose: torch.compile could fuse the
+    element-wise passes on a GPU, but that was not measured on one.
     """
 
     @staticmethod
     def forward(ctx, student_hidden, teacher_hidden, weight, token_ids, sampler_logprobs, temperature, kind, tau, cap,
                 chunk, stats):
-        if weight.device.type == "cpu":
-            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))  # see _matmul
         T, dtype = len(token_ids), torch.promote_types(weight.dtype, torch.float32)
-        grad = torch.empty(student_hidden.shape, dtype=dtype, device=weight.device)
-        divergence, logprobs, w = (torch.empty(T, dtype=dtype, device=weight.device) for _ in range(3))
-        entropy = torch.zeros((), dtype=dtype, device=weight.device)
-        capped = torch.zeros((), dtype=torch.long, device=weight.device)
+        if weight.device.type == "cpu":
+            weight = weight.to(dtype)  # see _matmul
+        like = dict(dtype=dtype, device=weight.device)
+        buffers = [torch.empty(min(chunk, T), len(weight), **like) for _ in range(4)]
+        grad = torch.empty(student_hidden.shape, **like)
+        divergence, logprobs, w = (torch.empty(T, **like) for _ in range(3))
+        entropy, capped = torch.zeros((), **like), torch.zeros((), dtype=torch.long, device=weight.device)
 
         for i in range(0, T, chunk):
-            c = slice(i, i + chunk)
-            s = _log_softmax(student_hidden[c], weight, temperature)  # log p, [chunk, V]
-            t = _log_softmax(teacher_hidden[c], weight, temperature)  # log q
+            c = slice(i, min(i + chunk, T))
+            free, s, t, p = (buffer[:c.stop - i] for buffer in buffers)
+            _log_softmax(student_hidden[c], weight, temperature, free, out=s)  # log p
+            _log_softmax(teacher_hidden[c], weight, temperature, free, out=t)  # log q
+            torch.exp(s, out=p)
             logprobs[c] = s.gather(1, token_ids[c, None]).squeeze(1)
             w[c] = importance_weights(logprobs[c], sampler_logprobs[c], cap)
-            p = s.exp()
             if stats is not None:
-                entropy -= (p * s).sum()
-            g, slope = _terms(p, s, t, kind)
-            del s, t
+                entropy -= torch.mul(p, s, out=free).sum()
+            g, slope = _terms(p, s, t, free, kind)
             if tau < math.inf:
                 above = g > tau
                 capped += above.count_nonzero()
@@ -115,7 +117,6 @@ class _DistillLoss(torch.autograd.Function):
             # d(log p_v)/d(logit_u) = [u = v] - p_u, so dD/d(logit) = slope - p sum(slope).
             slope.addcmul_(p, slope.sum(-1, keepdim=True), value=-1)
             grad[c] = _matmul(slope.to(weight.dtype), weight) * (w[c] / temperature)[:, None]
-            del p, g, slope  # before the next chunk's logits come
 
         if stats is not None:
             stats.update(divergence=divergence.sum(), entropy=entropy, capped_entries=capped, weights=w)
@@ -131,26 +132,29 @@ class _DistillLoss(torch.autograd.Function):
         return (grad * grad_loss).to(ctx.hidden_dtype), *[None] * 10
 
 
-def _matmul(x, matrix):
+def _matmul(x, matrix, out=None):
     """
     x [n, k] @ matrix [k, m] with a float32 result (float64 from float64). Rounding logits of size 20 to bfloat16 moves
     them by up to 0.06, more than student and teacher often differ. On CUDA the bfloat16 product is accumulated and
     returned in float32; a CPU has no such kernel, so there the caller upcasts the head, once a call (4 V d bytes).
     """
     if x.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(x, matrix, out_dtype=torch.float32)
-    return x @ matrix
+        return torch.mm(x, matrix, out_dtype=torch.float32, out=out)
+    return torch.mm(x, matrix, out=out)
 
 
-def _log_softmax(hidden, weight, temperature):
-    """Log-probabilities [n, V] of hidden states [n, d], at least float32."""
-    return torch.log_softmax(_matmul(hidden.to(weight.dtype), weight.T).div_(temperature), dim=-1)
+def _log_softmax(hidden, weight, temperature, logits, out):
+    """Writes the log-probabilities [n, V] of hidden states [n, d] to out; logits: a buffer [n, V]."""
+    _matmul(hidden.to(weight.dtype), weight.T, out=logits)
+    if temperature != 1:
+        logits.div_(temperature)
+    torch.log_softmax(logits, dim=-1, out=out)
 
 
-def _terms(p, s, t, kind):
+def _terms(p, s, t, free, kind):
     """
-    (g, dg/ds), each [n, V]: the terms of token_divergence and their slopes, from p, s = log p and t = log q, whose
-    buffers (s, t) are used up. With dp/ds = p and, for m = (p + q)/2, d(log m)/ds = p/(p + q):
+    (g, dg/ds), each [n, V]: the terms of token_divergence and their slopes, from p, s = log p and t = log q. They are
+    written into the buffers s, t and free. With dp/ds = p and, for m = (p + q)/2, d(log m)/ds = p/(p + q):
       reverse KL: g = p (s - t)                          dg/ds = p (s - t) + p = g + p
       forward KL: g = q (t - s)                          dg/ds = -q
       JSD:        g = p (s - log m)/2 + q (t - log m)/2  dg/ds = p (s - log m)/2 + p/2 - (p + q)/2 p/(p + q), where the
@@ -159,9 +163,9 @@ def _terms(p, s, t, kind):
     if kind == "reverse_kl":
         g = s.sub_(t).mul_(p)
         return g, torch.add(g, p, out=t)
-    q = t.exp()
     if kind == "forward_kl":
-        return t.sub_(s).mul_(q), q.neg_()
-    log_m = torch.logaddexp(s, t).sub_(math.log(2))
+        g = torch.sub(t, s, out=s).mul_(t.exp_())  # t now holds q
+        return g, t.neg_()
+    log_m = torch.logaddexp(s, t, out=free).sub_(math.log(2))
     slope = s.sub_(log_m).mul_(p).mul_(0.5)
-    return t.sub_(log_m).mul_(q).mul_(0.5).add_(slope), slope
+    return torch.sub(t, log_m, out=free).mul_(t.exp_()).mul_(0.5).add_(slope), slope

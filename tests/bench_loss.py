@@ -55,7 +55,8 @@ def measure(form, tokens, args):
     def liger():
         from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
 
-        mean = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=LIGER_BETA[args.kind], compiled=cuda)
+        beta = LIGER_BETA[args.kind]
+        mean = LigerFusedLinearJSDLoss(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=beta, compiled=cuda)
         return mean(student, head, teacher, head, ids) * tokens
 
     run = {"plain": plain, "ours": ours, "liger": liger}[form]
@@ -94,7 +95,7 @@ def main():
         return measure(args.form, args.tokens[0], args)
 
     print(f"{args.kind}, V = {args.vocab:,}, d = {args.width}, {args.device}; seconds / extra MiB")
-    print(f"{'T':>6} {'plain':>16} {'ours':>16} {'liger':>16}   ours/plain  ours/liger (time)")
+    print(f"{'T':>6} {'plain':>16} {'ours':>16} {'liger':>16}  ours/plain  ours/liger  (ratios of seconds)")
     for tokens in args.tokens:
         results = {}
         for form in ("plain", "ours", "liger"):
@@ -113,7 +114,7 @@ def main():
                  for form in ("plain", "ours", "liger")]
         ratios = [f"{ours['seconds'] / results[form]['seconds']:.2f}" if form in results else "-"
                   for form in ("plain", "liger")]
-        print(f"{tokens:>6} {cells[0]:>16} {cells[1]:>16} {cells[2]:>16}   {ratios[0]:>10}  {ratios[1]:>10}", flush=True)
+        print(f"{tokens:>6}", *(f"{cell:>16}" for cell in cells), *(f"{ratio:>11}" for ratio in ratios), flush=True)
 
 
 if __name__ == "__main__":
