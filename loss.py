@@ -61,8 +61,8 @@ def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, samp
 
     student_hidden, teacher_hidden: [T, d], bfloat16 or float32, the states that predict the T tokens. T may be 0.
     lm_head_weight: [V, d], a head without bias. It is frozen: it gets no gradient even if it asks for one.
-    token_ids: int64 [T]; sampler_logprobs: [T], see importance_weights; temperature: divides the logits (> 0).
-    kind, tau: see token_divergence; cap: of the weights; chunk: tokens held at a time (default: by CHUNK_BYTES).
+    token_ids: int64 [T]; sampler_logprobs: [T], see importance_weights; temperature > 0 divides the logits.
+    kind, tau: see token_divergence (ValueError); cap: of the weights; chunk: tokens at a time (default: CHUNK_BYTES).
     stats: a dict that receives "divergence" (sum of D_i, unweighted), "entropy" (sum of the student's entropies, nats),
         "capped_entries" (number of the T V entries above tau), all 0-dim, and "weights" (w, float32 [T]).
 
@@ -73,8 +73,8 @@ def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, samp
         raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, not {kind!r}")
     if chunk is None:
         chunk = max(1, CHUNK_BYTES[student_hidden.device.type] // (4 * lm_head_weight.shape[0]))
-    return _DistillLoss.apply(student_hidden, teacher_hidden.detach(), lm_head_weight.detach(), token_ids,
-                              sampler_logprobs, temperature, kind, tau, cap, chunk, stats)
+    return _DistillLoss.apply(student_hidden, teacher_hidden, lm_head_weight, token_ids, sampler_logprobs,
+                              temperature, kind, tau, cap, chunk, stats)
 
 
 class _DistillLoss(torch.autograd.Function):
@@ -86,8 +86,8 @@ class _DistillLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, student_hidden, teacher_hidden, weight, token_ids, sampler_logprobs, temperature, kind, tau, cap,
-                chunk, stats):
+    def forward(ctx, student_hidden, teacher_hidden, weight, token_ids, sampler_logprobs,
+                temperature, kind, tau, cap, chunk, stats):
         T, dtype = len(token_ids), torch.promote_types(weight.dtype, torch.float32)
         if weight.device.type == "cpu":
             weight = weight.to(dtype)  # see _matmul
@@ -129,7 +129,7 @@ class _DistillLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, _):
         (grad,) = ctx.saved_tensors
-        return (grad * grad_loss).to(ctx.hidden_dtype), *[None] * 10
+        return (grad * grad_loss).to(ctx.hidden_dtype), *[None] * 10  # none to the teacher, nor to the frozen head
 
 
 def _matmul(x, matrix, out=None):

@@ -211,6 +211,18 @@ def test_bfloat16_hidden_states_and_head(kind):
     assert grad.dtype == torch.bfloat16 and relative(grad, gradient) < 4e-3
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_on_cuda(kind):
+    data = [x.cuda() for x in batch(seed=6, dtype=torch.bfloat16)]
+    expected, gradient, logprobs, *_ = plain(*data, 0.6, kind, math.inf)
+    total, grad, train_logprobs = ours(*data, temperature=0.6, kind=kind, chunk=10)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-4)
+    torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=1e-5, atol=1e-5)
+    assert grad.dtype == torch.bfloat16 and relative(grad, gradient) < 1e-2  # the slopes are rounded to bfloat16 too
+
+
 def test_a_bfloat16_head_under_float32_hidden_states():
     student, teacher, head, ids, sampler = batch(seed=7)
     _, grad, _ = ours(student, teacher, head.bfloat16(), ids, sampler, temperature=1.0)
