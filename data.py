@@ -1,250 +1,429 @@
-"""The benchmarks: where each comes from, its fields and its splits -> `Problem` (App. C.1, E.1)."""
-import gzip
+"""The benchmarks: where each comes from, its fields and its splits -> `Problem` (App. C.1, E.1).
+
+What is drawn "with a fixed seed" is ordered by a hash of its own content: no choice depends on the order of a file.
+"""
+import ast
+import base64
+import collections
 import hashlib
+import io
 import json
+import os
+import pickle
 import random
 import sys
-from dataclasses import dataclass
+import tarfile
+import tokenize
+import urllib.request
+import zlib
 from pathlib import Path
 
+from problems import (ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, exit_with_sentence, is_functional, open_file,
+                      problem_from_row, read_jsonl, rows)
+
 BENCHES = ("math500", "lcb", "mbpp", "sciknoweval", "arithmetic")
-SEED = 0  # of every selection, order and public/private split; the seed of a run never touches it
+SEED = 0  # of choices, orders and the public/private split; the seed of a run never touches it
 
-MATH500_SHA256 = "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132"
-
-CRITERIA = ("relation_set", "composition", "summary", "key_content", "derivation", "final_result")
-
-# a user's own row: the fields of each verifier with their types, required ones first
-OWN_FIELDS = {"math": {"answer": str}, "code": {"tests": dict, "starter_code": str, "imports": list},
-              "judge": {"reference": str, "criterion": str}}
-OWN_REQUIRED = {"math": ["answer"], "code": ["tests"], "judge": ["reference"]}
-TEST_TYPES = ("stdin", "functional", "assert")
+MATH500_BYTES, MATH500_SHA256 = 446_564, "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132"
+MATH_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
+                 "prealgebra", "precalculus")
+LCB_REVISION = "0fe84c3912ea0c4d4a78037083943e8f0c4dd505"  # the sums of its files are not known to us
+LCB_FIELDS = dict.fromkeys(
+    ("question_id", "question_content", "contest_date", "starter_code", "metadata", "private_test_cases"), str)
+MBPP_URL = "https://raw.githubusercontent.com/evalplus/mbppplus_release/dadf43da556a00f7bacd71cb154f2932757d9144/"
+MBPP_FILES = {  # name: (sha256 of the unpacked file, its fields, first the one that tells it from the other file)
+    "MbppPlus-OriginFmt.jsonl.gz": (
+        "132d01c96df6b4b0fe0cbb8414092fe62c51b873b160d1ec8fc2ded28484865a",
+        {"test_list": list, "task_id": int, "prompt": str, "code": str, "test_imports": list}),
+    "MbppPlus.jsonl.gz": (
+        "b54e762755248ca411b523c917fa9f93c07b5ff2966bf60b3917b853926a3dad",  # plus_input of one task: {}
+        {"plus_input": (list, dict), "task_id": str, "entry_point": str, "canonical_solution": str,
+         "atol": (int, float)})}
+SCIENCE_URL = "https://github.com/HICAI-ZJU/SciKnowEval/archive/53addee640092d667439e9a8901bf55f2d92c9ed.tar.gz"
+SCIENCE_SHA256 = "b6a285dc6710b6896eff49c5a686ffae8e03be284ae563f34071883ce493861d"  # of the sums of its open problems
+SCIENCE_FIELDS = dict.fromkeys(
+    ("prompt.default", "question", "answer", "type", "domain", "details.level", "details.subtask"), str)
+SCIENCE_CRITERIA = {  # subtask: criterion of the judge; the paper names the criteria but not their subtasks
+    "compound_disease_relation_extraction": "relation_set", "drug_drug_relation_extraction": "relation_set",
+    "extract_doping": "relation_set", "material_component_extraction": "composition", "text_summary": "summary",
+    "material_text_summary": "summary", "physics_text_summary": "summary", "procedure_generation": "key_content",
+    "reagent_generation": "key_content", "Electromagnetic_Derivation": "derivation",
+    "General_Physics_Derivation": "derivation", "Quantum_Mechanics_Derivation": "derivation",
+    "crystal_structure_and_composition_analysis": "final_result",
+    "specified_band_gap_material_generation": "final_result", "Classical_Mechanics": "final_result",
+    "Electromagnetism": "final_result", "Electrostatics": "final_result", "Quantum_Mechanics": "final_result",
+    "Statistical_Mechanics": "final_result"}
 ARITHMETIC_WORDINGS = ("Compute {a} + {b}.", "What is {a} + {b}?", "Quickly, what is {a} + {b}?")
 
 
-class BadInput(Exception):
-    """One sentence for the user: what is wrong and what to do."""
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Problem:
-    id: str
-    bench: str                    # a name of BENCHES or the stem of the user's own file
-    text: str                     # math: problem; lcb: question_content; mbpp: prompt; sciknoweval: default prompt + question
-    verifier: str                 # "math" | "code" | "judge"
-    answer: str | None = None     # math: the reference answer
-    tests: dict | None = None     # code: {"type", "fn_name", "public", "private", "time_limit" (seconds a test)}
-    reference: str | None = None  # judge: the reference answer
-    criterion: str | None = None  # judge: one of CRITERIA
-    starter_code: str = ""        # lcb
-    imports: tuple = ()           # mbpp: set-up lines of the asserts
-    header: str = ""              # mbpp: imports and def line of the tested function
+def shuffled(items, content):
+    """`items` in a fixed order that depends on the text content(item) alone."""
+    return sorted(items, key=lambda item: sha256(f"{SEED} {content(item)}"))
 
 
-def exit_with_sentence(main):
-    """Run a script's main(); a BadInput is its sentence on stderr and exit status 2."""
-    try:
-        main()
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+def squash(text):
+    """`text` with its white space evened out, to tell equal problems."""
+    return " ".join(text.split())
 
 
 # ------------------------------------------------------------------------------------------------
 # files
 
-def read_bytes(path):
-    """The bytes of a file, unpacked if it is gzip; BadInput if it cannot be read."""
-    try:
-        content = Path(path).read_bytes()
-        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    except (OSError, EOFError) as error:
-        raise BadInput(f"{path} cannot be read ({error}): name a readable file.") from None
+def checked_rows(path, fields):
+    """Yield the rows of an upstream file; BadInput where one lacks a field of {"name" or "outer.inner": type}."""
+    for where, row in rows(path):
+        for name, kind in fields.items():
+            value = row
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if not isinstance(value, kind):
+                raise BadInput(f'{where} has no "{name}" of the right type: is this the file of that bench?')
+        yield row
 
 
-def read_jsonl(path, torn_ok=False):
-    """-> one dict a line. BadInput names the line that is no JSON object, an empty one included.
-
-    torn_ok: a last line that is unterminated or undecodable (a crash cut it off) is dropped with a note on stderr.
-    """
-    lines = read_bytes(path).removeprefix(b"\xef\xbb\xbf").split(b"\n")  # not splitlines: U+2028 may stand in a string
-    unterminated = lines.pop() if torn_ok else b""
-    if unterminated:
-        print(f"{path}: the last line is cut off and left out.", file=sys.stderr)
-    while lines and not lines[-1].strip():
-        lines.pop()
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # UnicodeDecodeError and JSONDecodeError
-            if torn_ok and number == len(lines) and not unterminated:
-                print(f"{path}: the last line is damaged and left out.", file=sys.stderr)
-                break
-            raise BadInput(f"{path} line {number} is not JSON ({error}): correct or delete it.") from None
-        if not isinstance(row, dict):
-            raise BadInput(f"{path} line {number} is not a JSON object: write {{...}} on each line.")
-        rows.append(row)
-    return rows
+def file_sha256(path):
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256(content):
-    return hashlib.sha256(content if isinstance(content, bytes) else content.encode()).hexdigest()
+def check_copy(path, found, pinned):
+    """Say so if the user's copy is not what the paper used: an excerpt, say."""
+    if found != pinned:
+        print(f"note: {path} is not the pinned data (sha256 {pinned[:12]}...); going on with it.", file=sys.stderr)
 
 
-def check_sum(path, expected):
-    """Say once that a user's copy differs from the file that the paper used (an excerpt, say)."""
-    if sha256(read_bytes(path)) != expected:
-        print(f"note: {path} differs from the pinned file (sha256 {expected[:12]}...).", file=sys.stderr)
-
-
-def download(repo, name, expected=None):
-    """-> path of a data set's file from the Hugging Face Hub, checked by the sha256 of its content."""
+def from_hub(repo, name, pinned=None, revision=None):
+    """-> path of a data set's file from the Hugging Face Hub; `pinned`: the sha256 that its content must have."""
     import huggingface_hub as hub
+    where = {"repo_id": repo, "filename": name, "repo_type": "dataset", "revision": revision}
     try:
         try:
-            path = hub.hf_hub_download(repo, name, repo_type="dataset", local_files_only=True)
+            path = hub.hf_hub_download(**where, local_files_only=True)
         except hub.errors.LocalEntryNotFoundError:
-            # one quick question first: hf_hub_download itself tries for half a minute where there is no network
-            hub.get_hf_file_metadata(hub.hf_hub_url(repo, name, repo_type="dataset"))
-            path = hub.hf_hub_download(repo, name, repo_type="dataset")
-    except Exception as error:  # its HTTP library, and so the classes of its errors, change with its version
+            # one quick question first: without a network hf_hub_download would try for half a minute
+            hub.get_hf_file_metadata(hub.hf_hub_url(**where))
+            path = hub.hf_hub_download(**where)
+    except Exception as error:  # the Hub's HTTP library, and so the classes of its errors, changes with its version
         raise BadInput(f"{name} of https://huggingface.co/datasets/{repo} cannot be fetched ({type(error).__name__}): "
-                       f"get the file on a machine with a network and name it with --data FILE.") from error
-    if expected and sha256(read_bytes(path)) != expected:
-        raise BadInput(f"{path} is not the file that the paper used (its sha256 differs): "
-                       f"delete it and try again, or name a good copy with --data FILE.")
+                       f"get it on a machine with a network and name it with --data FILE.") from error
+    return check_download(path, pinned)
+
+
+def from_web(url, name, pinned=None):
+    """-> path of a file that is fetched once and kept in the Hugging Face cache folder; `pinned` as above."""
+    from huggingface_hub.constants import HF_HOME
+    path = Path(HF_HOME, "leaf", name)
+    if not path.exists():
+        try:
+            with urllib.request.urlopen(url, timeout=20) as response:
+                content = response.read()
+        except OSError as error:
+            raise BadInput(f"{url} cannot be fetched ({error}): get it on a machine with a network and name it with "
+                           f"--data FILE.") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{name}.{os.getpid()}")
+        part.write_bytes(content)
+        os.replace(part, path)
+    return check_download(path, pinned)
+
+
+def check_download(path, pinned):
+    if pinned and file_sha256(path) != pinned:
+        raise BadInput(f"{path} is not the file that the paper used: delete it and try again, or name one with --data.")
     return path
 
 
-def shuffled(items, content):
-    """`items` in a fixed order that depends on `content(item)` alone, not on the order of the file."""
-    return sorted(items, key=lambda item: sha256(f"{SEED} {content(item)}"))
-
-
 # ------------------------------------------------------------------------------------------------
-# a user's own bench
-
-def problem_from_row(row, bench, where):
-    """-> Problem of a user's row; BadInput names `where` ("FILE line 3")."""
-    def need(condition, sentence):
-        if not condition:
-            raise BadInput(f"{where}: {sentence}")
-
-    need(isinstance(row, dict), "write a problem as a JSON object.")
-    verifier = row.get("verifier")
-    need(isinstance(verifier, str) and verifier in OWN_FIELDS, f'"verifier" must be one of {", ".join(OWN_FIELDS)}.')
-    kinds = {"id": str, "problem": str, "verifier": str} | OWN_FIELDS[verifier]
-    for name in row:
-        need(name in kinds, f'unknown field "{name}": a {verifier} problem has {", ".join(kinds)}.')
-    for name in ["id", "problem"] + OWN_REQUIRED[verifier]:
-        need(name in row, f'"{name}" is missing: a {verifier} problem needs it.')
-    for name, value in row.items():
-        need(isinstance(value, kinds[name]), f'"{name}" must be a {"string" if kinds[name] is str else kinds[name].__name__}.')
-        need(kinds[name] is not str or value.strip() or name == "starter_code", f'"{name}" is empty.')
-    need(row.get("criterion", "final_result") in CRITERIA, f'"criterion" must be one of {", ".join(CRITERIA)}.')
-    need(all(isinstance(line, str) for line in row.get("imports", [])), '"imports" must be a list of lines of code.')
-    tests = None
-    if verifier == "code":
-        tests = {"fn_name": None, "private": [], "time_limit": 6} | row["tests"]
-        for name in tests:
-            need(name in ("type", "fn_name", "public", "private", "time_limit"),
-                 f'unknown field "{name}" in "tests": it has type, fn_name, public, private, time_limit.')
-        kind, limit = tests.get("type"), tests["time_limit"]
-        need(kind in TEST_TYPES, f'"type" of "tests" must be one of {", ".join(TEST_TYPES)}.')
-        need(kind != "functional" or isinstance(tests["fn_name"], str) and tests["fn_name"].isidentifier(),
-             '"fn_name" of "tests" must be the name of the function to call.')
-        need(isinstance(limit, (int, float)) and limit is not True and 0 < limit < float("inf"),
-             '"time_limit" of "tests" must be a positive number of seconds.')
-        need(isinstance(tests.get("public"), list) and tests["public"], '"public" of "tests" must hold at least one test.')
-        need(isinstance(tests["private"], list), '"private" of "tests" must be a list.')
-        for test in tests["public"] + tests["private"]:
-            if kind == "assert":
-                need(isinstance(test, str), f"{test!r:.60} must be an assert statement.")
-            else:
-                need(isinstance(test, list) and len(test) == 2 and all(isinstance(text, str) for text in test),
-                     f"the test {test!r:.60} must be [input, output], two strings.")
-            if kind == "functional":
-                try:
-                    [json.loads(line) for line in test[0].split("\n") + [test[1]]]
-                except ValueError:
-                    need(False, f"the test {test!r:.60} must have one JSON value a line.")
-    return Problem(row["id"], bench, row["problem"], verifier, row.get("answer"), tests, row.get("reference"),
-                   row.get("criterion", "final_result") if verifier == "judge" else None, row.get("starter_code", ""),
-                   tuple(row.get("imports", ())))
-
-
-def own(path):
-    return [problem_from_row(row, Path(path).stem, f"{path} line {number}")
-            for number, row in enumerate(read_jsonl(path), 1)]
-
-
-# ------------------------------------------------------------------------------------------------
-# the benches
+# arithmetic and MATH
 
 def arithmetic_split(a, b):
-    """-> "test" | "train" | "pretrain": where a pair of summands belongs, in either order."""
+    """-> "test" | "train" | "pretrain": the set that two summands belong to, in either order."""
     return {0: "test", 1: "train"}.get(int(sha256(f"{min(a, b)} + {max(a, b)}"), 16) % 64, "pretrain")
 
 
 def arithmetic(split):
-    """128 additions of two 3-digit numbers, the wordings in turn; made on the spot."""
+    """128 additions of two 3-digit numbers, made on the spot, the wordings in turn."""
     rng, pairs = random.Random(f"{SEED} {split}"), {}
     while len(pairs) < 128:
         a, b = rng.randint(100, 999), rng.randint(100, 999)
         if arithmetic_split(a, b) == split:
-            pairs[a, b] = len(pairs) % len(ARITHMETIC_WORDINGS)
-    return [Problem(f"arithmetic/{a}+{b}", "arithmetic", ARITHMETIC_WORDINGS[wording].format(a=a, b=b), "math", str(a + b))
+            pairs.setdefault((a, b), ARITHMETIC_WORDINGS[len(pairs) % len(ARITHMETIC_WORDINGS)])
+    return [Problem(f"arithmetic/{a}+{b}", "arithmetic", wording.format(a=a, b=b), "math", str(a + b))
             for (a, b), wording in pairs.items()]
 
 
-def math500(split, path):
-    """MATH-500, all problems (App. C.1)."""
+def math500(path):
+    """MATH-500, all of it (App. C.1)."""
     if path:
-        check_sum(path, MATH500_SHA256)
-    else:
-        path = download("HuggingFaceH4/MATH-500", "test.jsonl", MATH500_SHA256)
-    rows = read_jsonl(path)
-    need_fields(rows, path, {"unique_id": str, "problem": str, "answer": str})
+        check_copy(path, file_sha256(path), MATH500_SHA256)
+    path = path or from_hub("HuggingFaceH4/MATH-500", "test.jsonl", MATH500_SHA256)
+    found = checked_rows(path, {"unique_id": str, "problem": str, "answer": str})
     return [Problem(row["unique_id"], "math500", row["problem"], "math", row["answer"])
-            for row in shuffled(rows, lambda row: row["problem"])]
+            for row in shuffled(found, lambda row: row["problem"])]
 
 
-def need_fields(rows, path, kinds):
-    """BadInput where a row of an upstream file lacks a field or has it in another type."""
-    for number, row in enumerate(rows, 1):
-        for name, kind in kinds.items():
-            if not isinstance(row.get(name), kind):
-                raise BadInput(f'{path} line {number} has no "{name}" ({kind.__name__}): is this the file of that bench?')
+def math_train(path):
+    """500 Level 5 problems of the MATH training split, none of them in MATH-500 (App. E.1).
 
+    path: a copy in JSON lines; MATH-500 is then looked for in its folder first.
+    """
+    from verifiers import last_boxed  # here, because verifiers.py stands on this file
+    beside = []
+    if path:
+        found = checked_rows(path, {"problem": str, "level": str, "solution": str})
+        beside = [file for file in Path(path).parent.glob("*.jsonl")
+                  if file.stat().st_size == MATH500_BYTES and file_sha256(file) == MATH500_SHA256]
+    else:
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            raise BadInput("MATH's training split comes in parquet files: pip install pyarrow, or name a copy in JSON "
+                           "lines with --data FILE.") from None
+        files = [f"{subject}/train-00000-of-00001.parquet" for subject in MATH_SUBJECTS]
+        found = [row for file in files for row in
+                 pyarrow.parquet.read_table(from_hub("EleutherAI/hendrycks_math", file)).to_pylist()]
+    try:
+        test = {squash(problem.text) for problem in math500(beside[0] if beside else None)}
+    except BadInput:  # offline with an excerpt
+        test = set()
+        print("note: MATH-500 is not at hand (put its test.jsonl beside the --data file): problems that it shares with "
+              "the training set stay in.", file=sys.stderr)
+    chosen = {}
+    for row in shuffled(found, lambda row: row["problem"]):
+        answer = last_boxed(row["solution"])
+        if row["level"] == "Level 5" and answer and squash(row["problem"]) not in test:
+            chosen.setdefault(row["problem"], answer)
+    return [Problem(f"math-train/{sha256(text)[:12]}", "math500", text, "math", answer)
+            for text, answer in list(chosen.items())[:500]]
+
+
+# ------------------------------------------------------------------------------------------------
+# SciKnowEval
+
+def sciknoweval(split, path):
+    """Open problems of SciKnowEval v2, per domain 75 of L2 and 25 of L5 (App. C.1), or 100 others of L5 (App. E.1)."""
+    def is_open(row):
+        level = (row.get("details") or {}).get("level")  # by the label: one L5 file lies in an L3 folder
+        return row.get("type") in ("open-ended-qa", "relation_extraction") and level in ("L2", "L5")
+
+    def text(row):
+        return row["prompt"]["default"] + "\n\n" + row["question"]
+
+    if path:
+        pool = [row for row in checked_rows(path, SCIENCE_FIELDS) if is_open(row)]
+    else:
+        path = from_web(SCIENCE_URL, "SciKnowEval-v2.tar.gz")
+        with tarfile.open(path) as archive:
+            pool = [row for member in archive if "/raw_data/" in member.name and member.name.endswith(".jsonl")
+                    for row in map(json.loads, archive.extractfile(member)) if is_open(row)]
+    check_copy(path, sha256("".join(sorted(sha256(text(row) + row["answer"]) for row in pool))), SCIENCE_SHA256)
+    copies = collections.Counter(map(text, pool))
+    wanted = {("test", "L2"): range(75), ("test", "L5"): range(25), ("train", "L5"): range(25, 125)}
+    problems, ranks = [], collections.Counter()
+    for row in shuffled([row for row in pool if copies[text(row)] == 1], text):
+        level, subtask = row["details"]["level"], row["details"]["subtask"]
+        if ranks[row["domain"], level] in wanted.get((split, level), ()):
+            problems.append(Problem(f"sciknoweval/{sha256(text(row))[:12]}", "sciknoweval", text(row), "judge",
+                                    reference=row["answer"], criterion=SCIENCE_CRITERIA[subtask]))
+        ranks[row["domain"], level] += 1
+    print(f"sciknoweval {split}: {len(problems)} of {len(pool)} problems, {len(pool) - ranks.total()} repeated ones "
+          f"dropped.", file=sys.stderr)
+    return problems
+
+
+# ------------------------------------------------------------------------------------------------
+# LiveCodeBench
+
+class TextUnpickler(pickle.Unpickler):
+    """Reads a pickle of built-in values; one that names a class or a function, and so could run code, is refused."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def lcb_tests(row):
+    """-> (function name or None, private tests [{"input", "output", "testtype"}, ...]) of a row; BadInput if damaged.
+
+    The tests are JSON, or base64 of zlib of a pickle of the JSON text.
+    """
+    text = row["private_test_cases"]
+    try:
+        if not text.startswith("["):
+            text = TextUnpickler(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load()
+        return json.loads(row["metadata"]).get("func_name"), json.loads(text)
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise BadInput(f"{row['question_id']}: its metadata or private_test_cases cannot be read ({error}): fetch the "
+                       f"file again.") from None
+
+
+def lcb_problem(row, split):
+    """-> Problem, or None if it fails the static checks: tests of one known type, function and arguments readable."""
+    name, tests = lcb_tests(row)
+    pairs = [[test["input"], test["output"]] for test in tests]
+    kinds = {test["testtype"] for test in tests}
+    if kinds != {"stdin"} and not (kinds == {"functional"} and name and all(map(is_functional, pairs))):
+        return None
+    tests = {"type": kinds.pop(), "fn_name": name, "public": pairs, "private": [], "time_limit": CODE_SECONDS}
+    if split == "train":  # App. E.1: all of them are public
+        tests["stop_at_first_failure"] = True
+    else:  # App. C.2: half of them, drawn by the problem alone
+        drawn = shuffled(range(len(pairs)), lambda n: f"{row['question_id']} {n}")[: max(1, len(pairs) // 2)]
+        tests["public"] = [pair for n, pair in enumerate(pairs) if n in drawn]
+        tests["private"] = [pair for n, pair in enumerate(pairs) if n not in drawn]
+    return Problem(row["question_id"], "lcb", row["question_content"], "code", tests=tests,
+                   starter_code=row["starter_code"])
+
+
+def lcb(split, path, limit):
+    """LiveCodeBench: test is release v6 between two dates (App. C.1), train is v5 without v1 (App. E.1).
+
+    path: a file, or a folder with the upstream names. The tests of the whole training set take several GB of memory.
+    """
+    def read(*names):
+        if path is None:
+            names = [from_hub("livecodebench/code_generation_lite", name, revision=LCB_REVISION) for name in names]
+        else:
+            names = [Path(path, name) for name in names] if Path(path).is_dir() else [path]
+        return (row for name in names for row in checked_rows(name, LCB_FIELDS))
+
+    def keys(row):
+        return {row["question_id"], squash(row["question_content"])}
+
+    found = [row for row in read("test6.jsonl") if "2025-02-01" <= row["contest_date"] < "2025-05-01"]
+    in_test = set()
+    if split == "train":
+        in_test = {key for row in found for key in keys(row)}
+        found = read("test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl")  # each holds what its release added
+    problems, seen, dropped = [], set(), collections.Counter()
+    for row in shuffled(found, lambda row: f"{row['question_content']} {row['question_id']}"):
+        if keys(row) & in_test:
+            dropped["in the test set"] += 1
+        elif keys(row) & seen:
+            dropped["repeated"] += 1
+        elif (problem := lcb_problem(row, split)) is None:
+            dropped["failing the static checks"] += 1
+        else:
+            problems.append(problem)
+        if len(problems) == limit:
+            break
+        seen |= keys(row)
+        del row["private_test_cases"]  # large, and decoded by now
+    report = [f"{len(problems)} problems"] + [f"{n} {why} dropped" for why, n in dropped.items()]
+    print(f"lcb {split}: {', '.join(report)}.", file=sys.stderr)
+    return problems
+
+
+# ------------------------------------------------------------------------------------------------
+# MBPP+
+
+def tuples(values):
+    return [tuple(value) for value in values]
+
+
+def deep_tuple(value):
+    return tuple(map(deep_tuple, value)) if isinstance(value, list) else value
+
+
+# JSON has no tuples and no complex numbers: EvalPlus's own conversions of the arguments, by number of the task
+MBPP_CONVERSIONS = {
+    (2, 116, 132, 222, 261, 273, 394, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744, 809): tuples,
+    (63, 64, 70, 94, 120, 237, 272, 299, 409, 473, 614, 780): lambda args: [tuples(arg) for arg in args],
+    (75, 413, 753): lambda args: [tuples(args[0]), *args[1:]],
+    (250, 405, 446, 720, 763, 808): lambda args: [tuple(args[0]), *args[1:]],
+    (106, 750): lambda args: [args[0], tuple(args[1])],
+    (259, 445): lambda args: [tuple(tuples(arg)) for arg in args],
+    (580, 615, 791): lambda args: [deep_tuple(arg) for arg in args],
+    (278,): lambda args: [tuple(tuple(item) if isinstance(item, list) else item for item in args[0])],
+    (124,): lambda args: [float(args[0]), complex(args[1])],
+    (252,): lambda args: [complex(args[0])],
+    (722,): lambda args: [{name: tuple(value) for name, value in args[0].items()}, *args[1:]],
+}
+
+
+def mbpp_header(code, name):
+    """-> the import lines of `code` and the def line of function `name`, up to its colon wherever that stands."""
+    body = ast.parse(code).body
+    imports = [ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    function = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
+    lines, depth = code.split("\n")[function.lineno - 1 :], 0
+    for token in tokenize.generate_tokens(io.StringIO("\n".join(lines)).readline):
+        depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
+        if token.string == ":" and depth == 0:
+            end, column = token.end
+            return "\n".join([*imports, *lines[: end - 1], lines[end - 1][:column]])
+
+
+def mbpp(path):
+    """MbppPlus v0.2.0, 378 tasks (App. C.1), of two files: the Hub's columns and EvalPlus's; the tasks that both hold.
+
+    path: one of the two with the other beside it ("bpp" in its name), or their folder.
+    """
+    if path is not None:
+        beside = sorted((Path(path) if Path(path).is_dir() else Path(path).parent).glob("*bpp*.jsonl*"))
+        beside = beside if Path(path).is_dir() else [path, *beside]
+    tables = []  # {number of the task: row} of the one file, then of the other
+    for name, (pinned, fields) in MBPP_FILES.items():
+        column = next(iter(fields))
+        if path is None:
+            file = from_web(MBPP_URL + name, name, pinned)
+        else:
+            file = next((file for file in beside if column in next(rows(file), (None, {}))[1]), None)
+            if file is None:
+                raise BadInput(f"mbpp is read from two files side by side, and {name} (with the column {column}) is "
+                               f"not there: name one of the two, or their folder, with --data.")
+            check_copy(file, file_sha256(file), pinned)
+        tables.append({int(str(row["task_id"]).removeprefix("Mbpp/")): row for row in checked_rows(file, fields)})
+    hub, evalplus = tables
+    problems = []
+    for number in shuffled(hub.keys() & evalplus.keys(), lambda number: hub[number]["prompt"]):
+        row, plus = hub[number], evalplus[number]
+        convert = next((convert for numbers, convert in MBPP_CONVERSIONS.items() if number in numbers), list)
+        private = {"entry_point": plus["entry_point"], "canonical_solution": plus["canonical_solution"],
+                   "inputs": [convert(args) for args in plus["plus_input"]], "atol": plus["atol"]}
+        tests = {"type": "assert", "fn_name": None, "public": row["test_list"][:3], "private": [],
+                 "time_limit": ASSERT_SECONDS, "plus": private}
+        header = mbpp_header(row["code"], plus["entry_point"])
+        problems.append(Problem(f"Mbpp/{number}", "mbpp", row["prompt"], "code", tests=tests,
+                                imports=tuple(row["test_imports"]), header=header))
+    return problems
+
+
+# ------------------------------------------------------------------------------------------------
 
 def load(bench, split="test", path=None, limit=None):
-    """-> the Problems of a bench, in a fixed order.
+    """-> the Problems of a bench, in a fixed order; BadInput says what is wrong.
 
-    bench: a name of BENCHES or the user's own FILE.jsonl (in the order of its lines); split: "test" or "train" (App. E.1);
-    path: a local copy in the upstream format; limit: the first so many. BadInput says what is wrong.
+    bench: one of BENCHES, or the user's own FILE.jsonl (in the order of its lines); split: "test" or "train" (App.
+    E.1); path: a local copy in the upstream format; limit: only the first so many.
     """
+    own = bench.endswith(".jsonl")
     if limit is not None and limit < 1:
-        raise BadInput("--limit must be at least 1.")
-    if split not in ("test", "train"):
-        raise BadInput("--split must be test or train.")
-    if bench.endswith(".jsonl"):
-        if path:
-            raise BadInput(f"--data is for the named benches ({', '.join(BENCHES)}): {bench} is read itself.")
-        problems, path = own(bench), bench
+        raise BadInput(f"--limit {limit} is too small: it must be at least 1.")
+    if split not in ("test", "train") or (bench, split) == ("mbpp", "train"):
+        raise BadInput(f"{bench} has no split {split}: --split is test, or train for a bench that has a training set.")
+    if path and (own or bench == "arithmetic"):
+        raise BadInput(f"--data is a copy of math500, lcb, mbpp or sciknoweval: leave it out with --bench {bench}.")
+    if own:
+        problems = [problem_from_row(row, Path(bench).stem, where) for where, row in rows(bench)]
     elif bench == "math500":
-        problems = math500(split, path)
+        problems = math_train(path) if split == "train" else math500(path)
+    elif bench == "lcb":
+        problems = lcb(split, path, limit)
+    elif bench == "mbpp":
+        problems = mbpp(path)
+    elif bench == "sciknoweval":
+        problems = sciknoweval(split, path)
     elif bench == "arithmetic":
-        if path:
-            raise BadInput("arithmetic is made on the spot: leave out --data.")
         problems = arithmetic(split)
     else:
-        raise BadInput(f"there is no bench {bench}: choose one of {', '.join(BENCHES)}, or name your own FILE.jsonl.")
+        raise BadInput(f"there is no bench {bench}: name {', '.join(BENCHES)} or your own FILE.jsonl.")
     if not problems:
-        raise BadInput(f"{path} holds no problem.")
-    seen = set()
-    for problem in problems:
-        if problem.id in seen:
-            raise BadInput(f'{path} holds the id "{problem.id}" twice: every problem needs its own.')
-        seen.add(problem.id)
+        raise BadInput(f"{path or bench} holds no problem for --bench {bench} --split {split}: name another file.")
+    for name, number in collections.Counter(problem.id for problem in problems).items():
+        if number > 1:
+            raise BadInput(f'{path or bench} holds the id "{name}" {number} times: give every problem its own.')
     return problems[:limit]
