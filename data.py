@@ -15,11 +15,12 @@ import sys
 import tarfile
 import tokenize
 import urllib.request
+import warnings
 import zlib
 from pathlib import Path
 
-from problems import (ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, exit_with_sentence, is_functional, open_file,
-                      problem_from_row, read_jsonl, rows)
+from problems import (ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, is_functional, open_file, problem_from_row, rows)
+from problems import exit_with_sentence, read_jsonl  # noqa: F401 (the scripts take them from here)
 
 BENCHES = ("math500", "lcb", "mbpp", "sciknoweval", "arithmetic")
 SEED = 0  # of choices, orders and the public/private split; the seed of a run never touches it
@@ -246,15 +247,17 @@ class TextUnpickler(pickle.Unpickler):
 
 
 def lcb_tests(row):
-    """-> (function name or None, private tests [{"input", "output", "testtype"}, ...]) of a row; BadInput if damaged.
+    """-> (function name or None, the private tests [[input, output], ...], the set of their types); BadInput if damaged.
 
-    The tests are JSON, or base64 of zlib of a pickle of the JSON text.
+    They are JSON, or base64 of zlib of a pickle of the JSON text.
     """
     text = row["private_test_cases"]
     try:
         if not text.startswith("["):
             text = TextUnpickler(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load()
-        return json.loads(row["metadata"]).get("func_name"), json.loads(text)
+        tests = json.loads(text)
+        pairs = [[str(test["input"]), str(test["output"])] for test in tests]
+        return json.loads(row["metadata"]).get("func_name"), pairs, {test["testtype"] for test in tests}
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise BadInput(f"{row['question_id']}: its metadata or private_test_cases cannot be read ({error}): fetch the "
                        f"file again.") from None
@@ -262,9 +265,7 @@ def lcb_tests(row):
 
 def lcb_problem(row, split):
     """-> Problem, or None if it fails the static checks: tests of one known type, function and arguments readable."""
-    name, tests = lcb_tests(row)
-    pairs = [[test["input"], test["output"]] for test in tests]
-    kinds = {test["testtype"] for test in tests}
+    name, pairs, kinds = lcb_tests(row)
     if kinds != {"stdin"} and not (kinds == {"functional"} and name and all(map(is_functional, pairs))):
         return None
     tests = {"type": kinds.pop(), "fn_name": name, "public": pairs, "private": [], "time_limit": CODE_SECONDS}
@@ -346,7 +347,8 @@ MBPP_CONVERSIONS = {
 
 def mbpp_header(code, name):
     """-> the import lines of `code` and the def line of function `name`, up to its colon wherever that stands."""
-    body = ast.parse(code).body
+    with warnings.catch_warnings(action="ignore"):  # a pattern such as "\w" in a string that is not raw
+        body = ast.parse(code).body
     imports = [ast.unparse(node) for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
     function = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
     lines, depth = code.split("\n")[function.lineno - 1 :], 0

@@ -105,7 +105,9 @@ def problem_from_row(row, bench, where):
         need(name in kinds, f'unknown field "{name}": a {verifier} problem has {", ".join(kinds)}.')
         article = {str: "a string", list: "a list", dict: "an object"}[kinds[name]]
         need(isinstance(value, kinds[name]), f'"{name}" must be {article}.')
-        need(kinds[name] is not str or value.strip() or name == "starter_code", f'"{name}" is empty.')
+        if kinds[name] is str:
+            need(value.strip() or name == "starter_code", f'"{name}" is empty.')
+            need(parses(str.encode, value), f'"{name}" holds half of a surrogate pair: write the whole character.')
     for name in ("id", "problem", next(iter(OWN_FIELDS[verifier]))):
         need(name in row, f'"{name}" is missing: a {verifier} problem needs it.')
     criterion = row.get("criterion", "final_result") if verifier == "judge" else None
@@ -128,7 +130,8 @@ def own_tests(tests, need):
     name, limit = tests["fn_name"], tests["time_limit"]
     need(isinstance(name, str) and name.isidentifier() if kind == "functional" else name is None,
          '"fn_name" of "tests" is the name of the function to call, for type functional alone.')
-    need(type(limit) in (int, float) and 0 < limit < float("inf"), '"time_limit" of "tests" must be seconds above 0.')
+    need(type(limit) in (int, float) and 0 < limit < float("inf"),
+         '"time_limit" of "tests" must be a number of seconds above 0.')
     need(isinstance(tests.get("public"), list) and tests["public"], '"public" of "tests" must list at least one test.')
     need(isinstance(tests["private"], list), '"private" of "tests" must be a list.')
     for test in tests["public"] + tests["private"]:

@@ -7,6 +7,7 @@ import problems
 import prompts
 from problems import Problem
 
+
 def code(kind, public, fn_name=None):
     return {"type": kind, "fn_name": fn_name, "public": public, "private": [], "time_limit": 6}
 
