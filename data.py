@@ -247,9 +247,9 @@ class TextUnpickler(pickle.Unpickler):
 
 
 def lcb_tests(row):
-    """-> (function name or None, the private tests [[input, output], ...], the set of their types); BadInput if damaged.
+    """-> (function name or None, private tests [[input, output], ...], set of their types); BadInput if damaged.
 
-    They are JSON, or base64 of zlib of a pickle of the JSON text.
+    The tests are JSON, or base64 of zlib of a pickle of the JSON text.
     """
     text = row["private_test_cases"]
     try:

@@ -132,7 +132,8 @@ def own_tests(tests, need):
          '"fn_name" of "tests" is the name of the function to call, for type functional alone.')
     need(type(limit) in (int, float) and 0 < limit < float("inf"),
          '"time_limit" of "tests" must be a number of seconds above 0.')
-    need(isinstance(tests.get("public"), list) and tests["public"], '"public" of "tests" must list at least one test.')
+    need(isinstance(tests.get("public"), list) and tests["public"],
+         '"public" of "tests" must list at least one test.')
     need(isinstance(tests["private"], list), '"private" of "tests" must be a list.')
     for test in tests["public"] + tests["private"]:
         shown = json.dumps(test)[:60]
