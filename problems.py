@@ -115,8 +115,9 @@ def problem_from_row(row, bench, where):
     imports = tuple(row.get("imports", ()))
     need(all(isinstance(line, str) for line in imports), '"imports" must be a list of lines of code.')
     tests = own_tests(row["tests"], need) if verifier == "code" else None
-    return Problem(row["id"], bench, row["problem"], verifier, row.get("answer"), tests, row.get("reference"), criterion,
-                   row.get("starter_code", ""), imports)
+    return Problem(row["id"], bench, row["problem"], verifier, answer=row.get("answer"), tests=tests,
+                   reference=row.get("reference"), criterion=criterion, starter_code=row.get("starter_code", ""),
+                   imports=imports)
 
 
 def own_tests(tests, need):
