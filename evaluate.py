@@ -9,7 +9,6 @@ Tables are Markdown on standard output; --out keeps the same numbers as JSON (pa
 import argparse
 import asyncio
 import dataclasses
-import importlib.metadata
 import json
 import os
 import sys
@@ -23,35 +22,13 @@ import engine
 import measures
 import prompts
 import report
+import runs
 import verifiers
-from report import Table, write_json
-
-JUDGE_TOKENS = 512  # App. C.3: the judge decodes greedily, at most 512 new tokens
-
-
-def versions():
-    """The installed versions of what the numbers depend on."""
-    found = {"python": sys.version.split()[0]}
-    for name in ("torch", "transformers", "vllm", "peft", "math-verify"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # vllm on a laptop
-            found[name] = None
-    return found
+from report import Table
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sampling and grading
-
-
-async def grade(problem, response, truncated, sampler, graders):
-    """The Verdict of a response; the judge is the model without its adapter, ahead of the queue (App. C.3)."""
-    if problem.verifier != "judge":
-        return await graders.grade(problem, response, truncated)
-    prompt = sampler.encode(verifiers.judge_messages(problem, response))
-    said = await sampler.sample(prompt, seed=0, max_tokens=JUDGE_TOKENS, temperature=0.0, top_p=1.0, priority=-1)
-    reward = verifiers.judge_verdict(said.text)
-    return verifiers.Verdict(reward, reward, "", None)
 
 
 async def answer(problem, messages, number, settings, seed, adapter, sampler, graders):
@@ -66,7 +43,7 @@ async def answer(problem, messages, number, settings, seed, adapter, sampler, gr
         tqdm.write(f"Problem {problem.id} counts as not solved: {error}", file=sys.stderr)
         return record | {"response": "", "completion_tokens": 0, "truncated": True, "correct": 0, "feedback": "", "fault": str(error)}
     truncated = sample.finish_reason == "length" or len(sample.token_ids) >= settings.max_tokens
-    verdict = await grade(problem, sample.text, truncated, sampler, graders)
+    verdict, _ = await verifiers.grade(problem, sample.text, truncated, sampler, graders)
     return record | {"response": sample.text, "completion_tokens": len(sample.token_ids), "truncated": truncated,
                      "correct": verdict.correct, "feedback": verdict.feedback, "fault": verdict.fault}
 
@@ -147,9 +124,9 @@ def bench_main(args):
     begin = time.time()
     records = asyncio.run(answer_all(requests, settings, args.seed, args.adapter, responses))
     result = summary(records) | {"samples": args.samples, "wall_seconds": time.time() - begin}
-    write_json(out, {"settings": dataclasses.asdict(settings) | {k: getattr(args, k) for k in (
+    runs.write_json(out, {"settings": dataclasses.asdict(settings) | {k: getattr(args, k) for k in (
                          "bench", "split", "data", "adapter", "samples", "seed", "limit")},
-                     "versions": versions(), "result": result,
+                     "versions": runs.versions(), "result": result,
                      "problems": {"correct": by_problem(records, "correct"), "completion_tokens": by_problem(records, "completion_tokens")}})
     rows = [[args.adapter or "base model", result["problems"], 100 * result["avg"], 100 * result["pass"], result["length"], 100 * result["truncated"],
              sum(result["faults"].values())]]
@@ -177,12 +154,12 @@ def rollouts_main(args):
     for table in tables:
         print(table.markdown())
     if args.out:
-        write_json(args.out, [dataclasses.asdict(table) for table in tables])
+        runs.write_json(args.out, [dataclasses.asdict(table) for table in tables])
     if args.plot:
         report.draw(args.plot, groups)
 
 
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(description="avg@k and pass@k of a model or an adapter; tables and plots of rollouts.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--bench", help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own: test a model")
@@ -201,7 +178,7 @@ def main():
     group.add_argument("--plot", metavar="FILE.png", help="draw the pass rate against calls, compute and GPU time")
     group.add_argument("--show", metavar="PROBLEM_ID", help="print one problem's attempts as a dialogue")
     engine.add_arguments(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     try:
         bench_main(args) if args.bench else rollouts_main(args)
     except KeyboardInterrupt:

