@@ -115,8 +115,9 @@ def read_beside(path, name):
 
 def read_run(path, number):
     """The run in `path`; `number` stands for the seed where there is no explore.json."""
-    attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {"settings": {}, "result": None}
-    record, settings, result = next(iter(next(iter(attempts.values())).values())), explored["settings"], explored["result"]
+    attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
+    settings, result = explored.get("settings", {}), explored.get("result")  # a run that has not ended yet has no result
+    records = [record for steps in attempts.values() for record in steps.values()]
     if result and len(attempts) < result["problems"]:
         print(f"Note: {path} has answers to {len(attempts)} of its {result['problems']} problems.", file=sys.stderr)
     last, most = measures.complete_steps(attempts), max(map(max, attempts.values()))
@@ -124,17 +125,18 @@ def read_run(path, number):
               "length": measures.length_curve(attempts, last), **measures.token_curves(attempts, last)}
     if result:
         curves["petaflops"] = [measures.petaflops(result["parameters"], tokens) for tokens in curves["all"]]
-        curves["hours"] = measures.hour_curve(attempts, last, result["startup_seconds"], result["wall_seconds"], result["gpus"])
+        startup, wall = result["startup_seconds"], max(record["elapsed_seconds"] for record in records)
+        curves["hours"] = measures.hour_curve(attempts, last, startup, wall - startup, result["gpus"])
         last = sum(hours <= (settings["gpu_hours"] or float("inf")) for hours in curves["hours"])  # App. C.4: min(K, k_5h)
     if last == 0:
         raise BadInput(f"{path}: no step is complete for every problem (within its --gpu-hours); go on with the same explore.py command.")
     if last < most:
         print(f"Note: {path} goes up to step {most}, and counts up to step {last}, the last one that every problem completed within the cap.",
               file=sys.stderr)
-    changed = [f"{key} {settings[key]}" for key, usual in (("memory", "leaf"), ("restart", 5), ("compress", "tail"), ("update_every", None))
-               if record["method"] == "leaf" and settings.get(key, usual) != usual]
-    method = ", ".join([{"leaf": "LEAF", "random": "random sampling"}[record["method"]], *changed])
-    bench = record["bench"] + (" (train)" if settings.get("split") == "train" else "")
+    usual = {"memory": "leaf", "restart": 5, "tail": 2000, "compress": "tail", "update_every": None}
+    changed = [f"{key} {settings[key]}" for key in usual if records[0]["method"] == "leaf" and settings.get(key, usual[key]) != usual[key]]
+    method = ", ".join([{"leaf": "LEAF", "random": "random sampling"}[records[0]["method"]], *changed])
+    bench = records[0]["bench"] + (" (train)" if settings.get("split") == "train" else "")
     return Run(path, attempts, bench, method, settings.get("model", "model"), settings.get("seed", number),
                {name: values[:last] for name, values in curves.items()})
 

@@ -25,7 +25,8 @@ def record(problem, step, mark, method="leaf", **changes):
             "response": f"answer {step}", "tail": None, "draft": "a draft" if restart else None, "prompt_tokens": 10, "completion_tokens": 4,
             "draft_prompt_tokens": 5 * restart, "draft_tokens": 3 * restart, "judge_prompt_tokens": 0, "judge_tokens": 0,
             "finish_reason": "stop", "truncated": False, "reward": int(mark in "RP"), "correct": int(mark == "R"), "feedback": "",
-            "signature": None if mark in "RP" else mark, "fault": None, "seed": step, "sample_seconds": 1.0, "verify_seconds": 0.1, **changes}
+            "signature": None if mark in "RP" else mark, "fault": None, "seed": step, "sample_seconds": 1.0, "verify_seconds": 0.1,
+            "elapsed_seconds": 3960.0, **changes}
 
 
 def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explored=True, **settings):
@@ -36,14 +37,13 @@ def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explore
     if explored:
         settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed, "memory": "leaf", "restart": 5,
                     "compress": "tail", "update_every": None, "gpu_hours": 5, **settings}
-        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1, "parameters": 1_000_000_000}
+        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3960.0, "gpus": 1, "parameters": 1_000_000_000}
         (folder / "explore.json").write_text(json.dumps({"settings": settings, "versions": {}, "result": result}))
     return str(folder / "rollouts.jsonl")
 
 
-def call(monkeypatch, *flags):
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, flags)])
-    evaluate.main()
+def call(*flags):
+    evaluate.main([*map(str, flags)])
 
 
 def rows(table):
@@ -138,10 +138,10 @@ def test_comparison_of_two_memories(tmp_path):
     assert row[8:11] == pytest.approx([100 * 0.5 / 2, 100 * 1 / 2, -25])               # fix: 1/2, 0 against 0, 1
 
 
-def test_json_has_the_numbers_of_the_tables_and_the_plot_is_drawn(tmp_path, monkeypatch, capsys):
+def test_json_has_the_numbers_of_the_tables_and_the_plot_is_drawn(tmp_path, capsys):
     leaf = [write_run(tmp_path / f"leaf{s}", {"a": "x x R", "b": "y R R"}, seed=s) for s in (1, 2, 3)]
     independent = [write_run(tmp_path / f"random{s}", {"a": "x y x", "b": "y R y"}, method="random", seed=s) for s in (1, 2, 3)]
-    call(monkeypatch, "--rollouts", *leaf, "--versus", *independent, "--plot", tmp_path / "curve.png", "--out", tmp_path / "numbers.json", "--paper")
+    call("--rollouts", *leaf, "--versus", *independent, "--plot", tmp_path / "curve.png", "--out", tmp_path / "numbers.json", "--paper")
     out = capsys.readouterr().out
     tables = json.loads((tmp_path / "numbers.json").read_text())
     assert [table["title"] in out for table in tables] == [True] * len(tables)
@@ -254,9 +254,9 @@ def scripted(monkeypatch):
 RIGHT, WRONG = "It is \\boxed{7}.", "It is \\boxed{8}."
 
 
-def test_avg_and_pass_of_a_scripted_model(tmp_path, monkeypatch, scripted, toy_model, capsys):
+def test_avg_and_pass_of_a_scripted_model(tmp_path, scripted, toy_model, capsys):
     fake = scripted(ScriptedEngine({"p1": [RIGHT, WRONG, WRONG, RIGHT], "p2": [WRONG] * 4, "p3": [RIGHT] * 4}))
-    call(monkeypatch, "--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "base.json")
+    call("--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "base.json")
     result = json.loads((tmp_path / "base.json").read_text())
     assert result["result"]["avg"] == 6 / 12 and result["result"]["pass"] == 2 / 3 and result["result"]["faults"] == {}
     assert result["problems"]["correct"] == {"p1": [1, 0, 0, 1], "p2": [0, 0, 0, 0], "p3": [1, 1, 1, 1]}
@@ -267,11 +267,11 @@ def test_avg_and_pass_of_a_scripted_model(tmp_path, monkeypatch, scripted, toy_m
     assert fake.closed and "| 50.00 | 66.67 |" in capsys.readouterr().out
 
 
-def test_an_adapter_answers_and_its_base_model_judges(tmp_path, monkeypatch, scripted, toy_model, toy_adapters):
+def test_an_adapter_answers_and_its_base_model_judges(tmp_path, scripted, toy_model, toy_adapters):
     fake = scripted(ScriptedEngine({"expert grader": ["Right. yes"], "p1": ["Final answer: 7"] * 2}))
     bench = tmp_path / "own.jsonl"
     bench.write_text(json.dumps({"id": "p1", "problem": "What is p1?", "verifier": "judge", "reference": "7"}) + "\n")
-    call(monkeypatch, "--bench", bench, "--model", toy_model, "--engine", "hf", "--adapter", toy_adapters[0], "--samples", 2, "--out", tmp_path / "a.json")
+    call("--bench", bench, "--model", toy_model, "--engine", "hf", "--adapter", toy_adapters[0], "--samples", 2, "--out", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["problems"]["correct"] == {"p1": [1, 1]}
     answers, judged = ([r for r in fake.requests if ("expert grader" in r["text"]) == judge] for judge in (False, True))
     assert fake.adapters and {r["adapter"] for r in answers} == {toy_adapters[0]}
@@ -279,26 +279,26 @@ def test_an_adapter_answers_and_its_base_model_judges(tmp_path, monkeypatch, scr
     assert max(r["priority"] for r in judged) < min(r["priority"] for r in answers)
 
 
-def test_a_problem_that_the_window_cannot_hold_counts_as_not_solved(tmp_path, monkeypatch, scripted, toy_model, capsys):
+def test_a_problem_that_the_window_cannot_hold_counts_as_not_solved(tmp_path, scripted, toy_model, capsys):
     scripted(ScriptedEngine({"p1": engine.ContextTooLong("its context does not fit."), "p2": [RIGHT]}))
-    call(monkeypatch, "--bench", own_bench(tmp_path, ("p1", "p2")), "--model", toy_model, "--engine", "hf", "--samples", 1, "--out", tmp_path / "o.json")
+    call("--bench", own_bench(tmp_path, ("p1", "p2")), "--model", toy_model, "--engine", "hf", "--samples", 1, "--out", tmp_path / "o.json")
     result = json.loads((tmp_path / "o.json").read_text())["result"]
     assert result["avg"] == 0.5 and result["faults"] == {"its context does not fit.": 1}
     assert "p1 counts as not solved" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_what_is_graded(tmp_path, monkeypatch, scripted, toy_model, capsys):
+def test_ctrl_c_keeps_what_is_graded(tmp_path, scripted, toy_model, capsys):
     fake = scripted(ScriptedEngine({"p1": [WRONG] * 4, "p2": [WRONG] * 4, "p3": [WRONG] * 4}, interrupt_after=5))
     with pytest.raises(SystemExit) as stopped:
-        call(monkeypatch, "--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "o.json")
+        call("--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "o.json")
     assert stopped.value.code == 130 and fake.closed and "Stopped" in capsys.readouterr().err
     assert not (tmp_path / "o.json").exists()
 
 
-def test_the_whole_path_on_a_random_model(tmp_path, monkeypatch, toy_model, toy_adapters):
+def test_the_whole_path_on_a_random_model(tmp_path, toy_model, toy_adapters):
     """The transformers engine, the real verifier, base and adapter: nothing is solved, everything is written."""
     for name, flags in (("base", []), ("adapter", ["--adapter", toy_adapters[0]])):
-        call(monkeypatch, "--bench", own_bench(tmp_path), "--model", toy_model, "--max-tokens", 8, "--samples", 2, "--limit", 2,
+        call("--bench", own_bench(tmp_path), "--model", toy_model, "--max-tokens", 8, "--samples", 2, "--limit", 2,
              "--out", tmp_path / f"{name}.json", *flags)
     base, adapter = ([json.loads(line)["response"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] for name in ("base", "adapter"))
     assert len(base) == len(adapter) == 4 and sorted(base) != sorted(adapter)
@@ -357,11 +357,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(case, tmp_path, monkeypatch, toy_model, toy_adapters):
+def test_bad_input_is_one_sentence(case, tmp_path, toy_model, toy_adapters):
     make, expected = BAD[case]
     flags = [{"MODEL": toy_model, "ADAPTER": toy_adapters[0]}.get(flag, flag) for flag in make(tmp_path)]
     with pytest.raises(BadInput) as error:
-        call(monkeypatch, *flags, "--out", tmp_path / "out.json")
+        call(*flags, "--out", tmp_path / "out.json")
     assert expected in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out.json").exists()
 
