@@ -267,30 +267,29 @@ def main(argv=None):
     parser.add_argument("--out", default="out", help="folder of the run")
     engine.add_arguments(parser)
     args = parser.parse_args(argv)
-    named = args.bench in data.BENCHES
     args.calls = args.calls or (20 if args.split == "train" else 24)
     args.gpu_hours = args.gpu_hours or (None if args.split == "train" else 5.0)
     settings = engine.settings(args, args.bench)
     problems = data.load(args.bench, args.split, args.data, args.limit)
-    lock = runs.hold(args.out)
-    records, journal = begin(args, settings, problems)
-    split = f" {args.split}" if named else ""
-    print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, {args.method}; {engine.describe(settings)}", flush=True)
-    if records:
-        print(f"{len(records)} answers are there already; the run goes on.", flush=True)
-    try:
-        run, capped = asyncio.run(main_async(args, settings, problems, records, journal))
-    except KeyboardInterrupt:
-        print(f"\nStopped. Every graded answer is in {journal.name}; the same command goes on.", file=sys.stderr)
-        sys.exit(130)
-    kept = write_cplus(os.path.join(args.out, "cplus.jsonl"), args, settings, problems, run.done)
-    finish(run, problems, kept, capped)
-    lock.close()
+    with runs.hold(args.out):
+        records, journal = begin(args, settings, problems)
+        split = f" {args.split}" if args.bench in data.BENCHES else ""
+        print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, {args.method}; {engine.describe(settings)}", flush=True)
+        if records:
+            print(f"{len(records)} answers are there already; the run goes on.", flush=True)
+        with journal:
+            try:
+                run, capped = asyncio.run(main_async(args, settings, problems, records, journal))
+            except KeyboardInterrupt:
+                print(f"\nStopped. Every graded answer is in {journal.name}; the same command goes on.", file=sys.stderr)
+                sys.exit(130)
+        kept = write_cplus(os.path.join(args.out, "cplus.jsonl"), args, settings, problems, run.done)
+        finish(run, problems, kept, capped)
 
 
 def finish(run, problems, kept, capped):
     """Results into explore.json and onto the screen."""
-    attempts = {p.id: [run.done[p.id, t] for t in range(1, run.args.calls + 1) if (p.id, t) in run.done] for p in problems}
+    attempts = {p.id: {t: run.done[p.id, t] for t in range(1, run.args.calls + 1) if (p.id, t) in run.done} for p in problems}
     last = measures.complete_steps(attempts)
     faults = sum(r["fault"] is not None for r in run.done.values())
     result = {"problems": len(problems), "answers": len(run.done), "startup_seconds": run.engine.startup_seconds,
@@ -304,8 +303,7 @@ def finish(run, problems, kept, capped):
     if faults:
         print(f"The verifier itself failed on {faults} answers, which count as wrong (field \"fault\").")
     if last:
-        solved = sum(any(r["correct"] for r in attempts[p.id][:last]) for p in problems)
-        print(f"pass@{last} {solved / len(problems):.1%}, mean accuracy {measures.mean(r['correct'] for r in run.done.values()):.1%}, "
+        print(f"pass@{last} {measures.pass_curve(attempts, last)[-1]:.1%}, mean accuracy {measures.mean(r['correct'] for r in run.done.values()):.1%}, "
               f"{len(run.done)} answers in {elapsed(run):.0f} s")
     print(f"C+ holds {len(kept)} contexts of {len({r['problem'] for r in kept})} problems: {os.path.join(run.args.out, 'cplus.jsonl')}")
     if run.failed:

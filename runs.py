@@ -1,4 +1,5 @@
 """The folder of a run: one run at a time holds it, settings cannot change unnoticed, a crash at any byte does no harm."""
+import contextlib
 import fcntl
 import importlib.metadata
 import json
@@ -8,8 +9,9 @@ import sys
 from data import BadInput, read_jsonl
 
 
+@contextlib.contextmanager
 def hold(folder):
-    """Make `folder` and lock it until this process ends; BadInput while another run holds it."""
+    """Make `folder` and lock it for the length of a with block; BadInput while another run holds it."""
     try:
         os.makedirs(folder, exist_ok=True)
         lock = open(os.path.join(folder, ".lock"), "w")
@@ -19,7 +21,8 @@ def hold(folder):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise BadInput(f"another run holds the folder {folder}: wait for it, or name another one with --out.") from None
-    return lock
+    with lock:
+        yield
 
 
 def versions():

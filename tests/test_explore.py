@@ -1,0 +1,289 @@
+"""Algorithm 1, lines 1-12, walked by an engine that answers from a table."""
+import asyncio
+import json
+import os
+
+import pytest
+
+import data
+import engine
+import explore
+import prompts
+from conftest import make_tokenizer
+
+MODEL = "toy"  # the scripted engine reads no weights
+
+
+class ScriptedEngine:
+    """Answers (problem, step, kind) from `script(problem id, step, kind)`; the seed says which request it is."""
+    startup_seconds, parameters, gpus, slots, window = 0.5, 1000, 1, 4, 10**6
+
+    def __init__(self, script, problems, calls, seed=1, max_tokens=100, fail_at=None, delay=lambda problem, step: 0):
+        self.tokenizer, self.script, self.max_tokens, self.fail_at, self.delay = make_tokenizer(), script, max_tokens, fail_at, delay
+        self.names = {engine.request_seed(seed, p.id, t, kind): (p.id, t, kind)
+                      for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft")}
+        self.asked = []
+
+    def encode(self, messages):
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
+        name = self.names[seed]
+        self.asked.append((name, self.tokenizer.decode(prompt_token_ids)))
+        if len(self.asked) == self.fail_at:
+            raise SystemExit("fail point")  # nothing that explore.py would catch
+        await asyncio.sleep(self.delay(*name[:2]))
+        text = self.script(*name)
+        if isinstance(text, Exception):
+            raise text
+        ids = self.tokenizer(text)["input_ids"][:max_tokens]
+        finish = "stop" if len(ids) < max_tokens else "length"
+        return engine.Sample(ids, self.tokenizer.decode(ids), [0.0] * len(ids), finish, len(prompt_token_ids))
+
+    def close(self):
+        pass
+
+
+def write_bench(path, n=2):
+    rows = [{"id": f"p{i}", "problem": f"What is {i} + 1?", "verifier": "math", "answer": str(i + 1)} for i in range(n)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", **engine_options):
+    """Run explore.main with a scripted engine. -> (engine, records in the order of the file, C+ lines)."""
+    bench = str(tmp_path / "bench.jsonl")
+    if not os.path.exists(bench):
+        write_bench(tmp_path / "bench.jsonl", n)
+    scripted = ScriptedEngine(script, data.load(bench), calls, **engine_options)
+
+    async def start(settings, adapters=False):
+        return scripted
+    settings = engine.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
+    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engine, "settings", lambda args, bench: settings)
+    folder = tmp_path / out
+    argv = ["--bench", bench, "--calls", str(calls), "--out", str(folder), *map(str, flags)]
+    try:
+        explore.main(argv)
+    finally:
+        records = data.read_jsonl(str(folder / "rollouts.jsonl"), torn_ok=True) if (folder / "rollouts.jsonl").exists() else []
+    return scripted, records, data.read_jsonl(str(folder / "cplus.jsonl"))
+
+
+def by_step(records, problem):
+    return {r["step"]: r for r in records if r["problem"] == problem}
+
+
+def number_script(problem, step, kind):
+    """p0 is right at steps 3, 4 (the same text) and 7; p1 never; drafts have their own words."""
+    if kind == "draft":
+        return f"draft {step} of {problem}"
+    right = problem == "p0" and step in (3, 4, 7)
+    return f"It is \\boxed{{{1 if right else 100 + step}}}" + ("." if step == 7 else "")
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+OPENING = ("You are a mathematics expert. You will be given a competition mathematics problem. Solve it and give the final answer. "
+           "You may start by outlining your thought process. In the end, please put the final answer inside \\boxed{}.\n\nWhat is 0 + 1?")
+BLIND = ("Review your previous answer carefully for errors in reasoning, algebra, arithmetic, and the handling of special or boundary "
+         "cases. Then produce a corrected complete answer to the original problem. Do not assume that any external correctness signal "
+         "is available.")
+WRONG, RIGHT = ("Your previous answer was checked against the reference. Your previous answer was judged " + word + ".\n\nUse this outcome to "
+                "improve your answer. Re-check the original problem yourself and produce a corrected complete answer."
+                for word in ("incorrect", "correct"))
+
+
+def test_contexts_of_calls_1_to_7(monkeypatch, tmp_path):
+    """Restart at 1 and 6; carry steps hold the newest answer and its verdict, nothing older."""
+    scripted, records, _ = run(monkeypatch, tmp_path, number_script)
+    steps = by_step(records, "p0")
+    assert [steps[t]["context"] for t in range(1, 8)] == [
+        [user(OPENING), assistant("draft 1 of p0"), user(BLIND)],
+        [user(OPENING), assistant("It is \\boxed{101}"), user(WRONG)],
+        [user(OPENING), assistant("It is \\boxed{102}"), user(WRONG)],
+        [user(OPENING), assistant("It is \\boxed{1}"), user(RIGHT)],
+        [user(OPENING), assistant("It is \\boxed{1}"), user(RIGHT)],
+        [user(OPENING), assistant("draft 6 of p0"), user(BLIND)],
+        [user(OPENING), assistant("It is \\boxed{106}"), user(WRONG)]]
+    assert [steps[t]["restart"] for t in range(1, 8)] == [True, False, False, False, False, True, False]
+    assert [steps[t]["reward"] for t in range(1, 8)] == [0, 0, 1, 1, 0, 0, 1]
+    assert all(text.endswith("<|im_start|>assistant\n") for _, text in scripted.asked)
+    assert len(records) == 14 and len(scripted.asked) == 14 + 4  # four drafts are sampled, never graded
+
+
+def test_cplus_leaves_out_repeats_and_truncated_answers(monkeypatch, tmp_path):
+    """Step 4 repeats step 3 to the letter; step 7 has the same answer in another text, so it stays."""
+    _, records, kept = run(monkeypatch, tmp_path, number_script)
+    assert [(c["problem"], c["step"]) for c in kept] == [("p0", 3), ("p0", 7)]
+    assert kept[0]["context"] == by_step(records, "p0")[3]["context"] and kept[0]["opening"] == [user(OPENING)]
+    assert kept[0]["decoding"] == {"temperature": 1.0, "top_p": 1.0, "max_tokens": 100} and kept[0]["model"] == MODEL
+    # a right answer that ends at the limit, whatever the reason it stopped, is no context and hides none
+    _, _, kept = run(monkeypatch, tmp_path, number_script, out="short", max_tokens=len("It is \\boxed{1}"))
+    assert kept == []
+    _, _, kept = run(monkeypatch, tmp_path, number_script, out="longer", max_tokens=len("It is \\boxed{1}") + 1)
+    assert [(c["problem"], c["step"]) for c in kept] == [("p0", 3)]
+
+
+def test_the_smaller_step_wins_whatever_finishes_first(monkeypatch, tmp_path):
+    """Steps 6 and 7 are done long before steps 1 to 5, and step 6 has the text of step 3."""
+    def script(problem, step, kind):
+        return "draft" if kind == "draft" else "\\boxed{1}" if step in (3, 6) else "\\boxed{9}"
+    _, records, kept = run(monkeypatch, tmp_path, script, n=1, delay=lambda problem, step: 0.02 if step < 6 else 0)
+    assert [r["step"] for r in records][:2] == [6, 7]
+    assert [c["step"] for c in kept] == [3]
+
+
+def test_tokens_and_seeds(monkeypatch, tmp_path):
+    _, records, _ = run(monkeypatch, tmp_path, number_script, n=1)
+    steps = by_step(records, "p0")
+    def tokens(messages):  # the toy tokenizer has a token a byte; a turn is <|im_start|>role\ncontent<|im_end|>\n
+        return sum(2 + len(m["role"]) + 1 + len(m["content"]) + 1 for m in messages) + 1 + len("assistant\n")
+    assert steps[1]["draft_tokens"] == len("draft 1 of p0") and steps[1]["draft_prompt_tokens"] == tokens([user(OPENING)])
+    assert all(r["prompt_tokens"] == tokens(r["context"]) for r in records)
+    assert steps[2]["draft_tokens"] == steps[2]["draft_prompt_tokens"] == 0
+    assert steps[1]["completion_tokens"] == len("It is \\boxed{101}")
+    assert steps[2]["seed"] == engine.request_seed(1, "p0", 2, "answer")
+    assert len({r["seed"] for r in records}) == len(records)
+
+
+def test_tail_of_long_answers(monkeypatch, tmp_path):
+    """tail_L counts tokens: exactly L are shown whole, L + 1 lose the first."""
+    def script(problem, step, kind):
+        return "abcdefghij" if step == 1 else "0123456789x"
+    _, records, _ = run(monkeypatch, tmp_path, script, "--tail", 10, n=1, calls=3)
+    steps = by_step(records, "p0")
+    assert steps[1]["tail"] is None and steps[1]["context"][1] == assistant("abcdefghij")
+    assert steps[2]["tail"] == "123456789x" and steps[3]["context"][1] == assistant("123456789x")
+    assert steps[2]["response"] == "0123456789x"
+
+
+def test_random_sampling_has_no_memory(monkeypatch, tmp_path):
+    scripted, records, _ = run(monkeypatch, tmp_path, number_script, "--method", "random", n=1)
+    assert [r["context"] for r in records] == [[user(OPENING)]] * 7
+    assert len(scripted.asked) == 7 and not any(r["restart"] or r["draft"] for r in records)
+
+
+def test_memory_ablations(monkeypatch, tmp_path):
+    """App. G.2 at calls 2, 5, 6 and 7."""
+    answers = {t: assistant(f"It is \\boxed{{{1 if t in (3, 4) else 100 + t}}}") for t in range(1, 7)}
+    _, records, _ = run(monkeypatch, tmp_path, number_script, "--memory", "no-response", n=1, out="a")
+    steps = by_step(records, "p0")
+    assert steps[2]["context"] == [user(OPENING + "\n\n" + WRONG)] and steps[5]["context"] == [user(OPENING + "\n\n" + RIGHT)]
+    assert steps[6]["context"] == [user(OPENING), assistant("draft 6 of p0"), user(BLIND)]
+    _, records, _ = run(monkeypatch, tmp_path, number_script, "--memory", "no-feedback", n=1, out="b")
+    assert [by_step(records, "p0")[t]["context"] for t in (2, 5, 7)] == [[user(OPENING), answers[t], user(BLIND)] for t in (1, 4, 6)]
+    _, records, _ = run(monkeypatch, tmp_path, number_script, "--memory", "last3", n=1, out="c")
+    steps, wrong, right = by_step(records, "p0"), user(WRONG.split("\n\n")[0]), user(RIGHT.split("\n\n")[0])
+    assert steps[2]["context"] == [user(OPENING), answers[1], user(WRONG)]
+    assert steps[5]["context"] == [user(OPENING), answers[2], wrong, answers[3], right, answers[4], user(RIGHT)]
+    assert steps[6]["context"] == [user(OPENING), assistant("draft 6 of p0"), user(BLIND)]
+    assert steps[7]["context"] == [user(OPENING), answers[6], user(WRONG)]  # never across a restart
+
+
+@pytest.mark.parametrize("restart,starts", [("2", [1, 3, 5, 7]), ("5", [1, 6]), ("10", [1]), ("never", [1])])
+def test_restart_intervals(monkeypatch, tmp_path, restart, starts):
+    _, records, _ = run(monkeypatch, tmp_path, number_script, "--restart", restart, n=1)
+    assert [t for t, r in sorted(by_step(records, "p0").items()) if r["restart"]] == starts
+
+
+def comparable(records):
+    return {(r["problem"], r["step"]): {k: v for k, v in r.items() if not k.endswith("seconds")} for r in records}
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 5, 9, 13, 17, 18])
+def test_killed_and_resumed(monkeypatch, tmp_path, fail_at):
+    """Stopped at any request, with a line torn besides: the same command ends in the same records and the same C+."""
+    _, whole, kept = run(monkeypatch, tmp_path, number_script, out="whole")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, number_script, fail_at=fail_at)
+    with open(tmp_path / "out" / "rollouts.jsonl", "a") as file:
+        file.write('{"problem": "p1", "st')
+    _, records, kept_again = run(monkeypatch, tmp_path, number_script)
+    assert len(records) == len(whole) == 14 and comparable(records) == comparable(whole) and kept == kept_again
+
+
+def test_a_torn_line_at_every_byte(monkeypatch, tmp_path):
+    _, whole, _ = run(monkeypatch, tmp_path, number_script, n=1, calls=2)
+    path = tmp_path / "out" / "rollouts.jsonl"
+    content = path.read_bytes()
+    first = content.index(b"\n") + 1
+    for cut in range(first, len(content)):
+        path.write_bytes(content[:cut])
+        lines, file = explore.runs.open_journal(str(path))
+        file.close()
+        assert lines == whole[:1] and path.read_bytes() == content[:first]
+
+
+def test_more_calls_and_problems_extend_a_run(monkeypatch, tmp_path):
+    _, first, _ = run(monkeypatch, tmp_path, number_script, "--limit", 1, calls=4)
+    scripted, records, _ = run(monkeypatch, tmp_path, number_script, calls=7)
+    assert len(first) == 4 and len(records) == 14
+    assert not {(name[0], name[1]) for name, _ in scripted.asked} & {("p0", t) for t in range(1, 5)}
+    _, whole, _ = run(monkeypatch, tmp_path, number_script, out="whole")
+    assert comparable(records) == comparable(whole)
+
+
+@pytest.mark.parametrize("flags,sentence", [
+    (["--seed", 2], "holds a run with seed = 1, not 2"), (["--tail", 10], "tail = 2000, not 10"),
+    (["--method", "random"], "method = leaf"), (["--restart", "never"], "restart = 5"), (["--memory", "last3"], "memory = leaf"),
+    (["--limit", 1], "limit = None")])
+def test_changed_settings_are_refused(monkeypatch, tmp_path, flags, sentence):
+    run(monkeypatch, tmp_path, number_script)
+    before = (tmp_path / "out" / "rollouts.jsonl").read_bytes()
+    with pytest.raises(data.BadInput, match=sentence):
+        run(monkeypatch, tmp_path, number_script, *flags)
+    assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == before
+
+
+def test_fewer_calls_and_another_problem_are_refused(monkeypatch, tmp_path):
+    run(monkeypatch, tmp_path, number_script)
+    with pytest.raises(data.BadInput, match="calls = 7, not 6"):
+        run(monkeypatch, tmp_path, number_script, calls=6)
+    text = (tmp_path / "bench.jsonl").read_text()
+    (tmp_path / "bench.jsonl").write_text(text.replace("What is 0", "What was 0"))
+    with pytest.raises(data.BadInput, match="problem p0 is another one"):
+        run(monkeypatch, tmp_path, number_script)
+
+
+def test_a_context_that_does_not_fit_stops_its_problem_alone(monkeypatch, tmp_path, capsys):
+    def script(problem, step, kind):
+        if problem == "p0" and step == 3:
+            return engine.ContextTooLong("its context of 9 tokens does not fit.")
+        return number_script(problem, step, kind)
+    with pytest.raises(data.BadInput, match="1 of 2 problems"):
+        run(monkeypatch, tmp_path, script)
+    assert "Problem p0 cannot go on: its context of 9 tokens" in capsys.readouterr().err
+    records = data.read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))
+    assert sorted(by_step(records, "p0")) == [1, 2, 6, 7] and sorted(by_step(records, "p1")) == list(range(1, 8))
+    assert (tmp_path / "out" / "cplus.jsonl").exists()
+    _, records, _ = run(monkeypatch, tmp_path, number_script)
+    assert len(records) == 14
+
+
+def test_the_cap_ends_a_run_in_good_order(monkeypatch, tmp_path, capsys):
+    """0.5 s of start-up are more than the cap: nothing is sampled; without the cap the run goes on."""
+    _, records, _ = run(monkeypatch, tmp_path, number_script, "--gpu-hours", 0.0001)
+    assert records == [] and "The cap of 0.0001 GPU hours ended the run" in capsys.readouterr().out
+    _, records, _ = run(monkeypatch, tmp_path, number_script, "--gpu-hours", 1)
+    assert len(records) == 14
+
+
+def test_one_run_holds_the_folder(monkeypatch, tmp_path):
+    with explore.runs.hold(str(tmp_path / "out")), pytest.raises(data.BadInput, match="another run holds the folder"):
+        explore.runs.hold(str(tmp_path / "out")).__enter__()
+    run(monkeypatch, tmp_path, number_script)
+
+
+def test_earlier_steps_are_admitted_first(monkeypatch, tmp_path):
+    """With 8 places (twice the slots) and 12 problems, the first segments of all problems start before any second one."""
+    scripted, _, _ = run(monkeypatch, tmp_path, number_script, n=12, delay=lambda problem, step: 0.001)
+    firsts = [name for name, _ in scripted.asked if name[1] in (1, 6) and name[2] == "draft"]
+    assert [step for _, step, _ in firsts] == [1] * 12 + [6] * 12
