@@ -243,6 +243,9 @@ def first_reach(xs, ys, level):
 
 
 def speed_up(xs, ys, baseline_xs, baseline_ys):
-    """x of the baseline's last point / x at which the other curve first reaches the same pass rate (Table 14)."""
-    x = first_reach(xs, ys, baseline_ys[-1])
+    """x of the baseline's last point / x at which the other curve first reaches the same pass rate (Table 14).
+
+    None if it never does, or if the baseline solved nothing.
+    """
+    x = first_reach(xs, ys, baseline_ys[-1]) if baseline_ys[-1] > 0 else None
     return baseline_xs[-1] / x if x else None

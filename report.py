@@ -125,8 +125,9 @@ def read_run(path, number):
               "length": measures.length_curve(attempts, last), **measures.token_curves(attempts, last)}
     if result:
         curves["petaflops"] = [measures.petaflops(result["parameters"], tokens) for tokens in curves["all"]]
-        startup, wall = result["startup_seconds"], max(record["elapsed_seconds"] for record in records)
-        curves["hours"] = measures.hour_curve(attempts, last, startup, wall - startup, result["gpus"])
+        startup = result["startup_seconds"]  # a run that goes on has taken longer than its explore.json knows
+        wall = max(result["wall_seconds"], *(record.get("elapsed_seconds", 0) - startup for record in records))
+        curves["hours"] = measures.hour_curve(attempts, last, startup, wall, result["gpus"])
         last = sum(hours <= (settings["gpu_hours"] or float("inf")) for hours in curves["hours"])  # App. C.4: min(K, k_5h)
     if last == 0:
         raise BadInput(f"{path}: no step is complete for every problem (within its --gpu-hours); go on with the same explore.py command.")

@@ -37,7 +37,7 @@ def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explore
     if explored:
         settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed, "memory": "leaf", "restart": 5,
                     "compress": "tail", "update_every": None, "gpu_hours": 5, **settings}
-        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3960.0, "gpus": 1, "parameters": 1_000_000_000}
+        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1, "parameters": 1_000_000_000}
         (folder / "explore.json").write_text(json.dumps({"settings": settings, "versions": {}, "result": result}))
     return str(folder / "rollouts.jsonl")
 
@@ -102,6 +102,12 @@ def test_a_run_that_stopped_at_step_16_says_so(tmp_path, capsys):
     run = report.read_run(write_run(tmp_path, {"a": "x " * 16, "b": "x " * 20}), 1)
     assert len(run.curves["pass"]) == 16
     assert "goes up to step 20, and counts up to step 16" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_counts_its_time_so_far(tmp_path):
+    path = Path(write_run(tmp_path, {"a": "x R"}))
+    path.write_text(path.read_text() + json.dumps(record("a", 3, "R", elapsed_seconds=360 + 7200)) + "\n")
+    assert report.read_run(str(path), 1).curves["hours"] == pytest.approx([0.1 + 2 * k / 3 for k in (1, 2, 3)])
 
 
 def test_without_explore_json_there_is_no_compute_and_no_time(tmp_path):
