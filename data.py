@@ -82,7 +82,7 @@ def checked_rows(path, fields):
             for part in name.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             if not isinstance(value, kind):
-                raise BadInput(f'{where} has no "{name}" of the right type: is this the file of that bench?')
+                raise BadInput(f'{where} has no "{name}" of the right type: name the file of that bench.')
         yield row
 
 

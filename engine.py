@@ -7,6 +7,7 @@ loop over transformers, for machines without vLLM: a finished sequence leaves th
 
 Both return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
 """
+import argparse
 import asyncio
 import concurrent.futures
 import hashlib
@@ -378,9 +379,9 @@ def add_arguments(parser):
 
 def positive_int(text):
     """argparse type: a whole number above zero."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
+    return int(text)
 
 
 def settings(args, bench, gpu_memory=0.9):
