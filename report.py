@@ -5,11 +5,13 @@ evaluate.py --rollouts is its command line; measures.py has the formulas. Nothin
 import dataclasses
 import json
 import os
+import re
 import sys
 import textwrap
 
 import data
 import measures
+import verifiers
 from data import BadInput
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -78,6 +80,7 @@ class Run:
     model: str
     seed: int
     curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only with explore.json
+    parameters: float | None    # N of Eq. 5, from explore.json
 
 
 @dataclasses.dataclass
@@ -139,7 +142,7 @@ def read_run(path, number):
     method = ", ".join([{"leaf": "LEAF", "random": "random sampling"}[records[0]["method"]], *changed])
     bench = records[0]["bench"] + (" (train)" if settings.get("split") == "train" else "")
     return Run(path, attempts, bench, method, settings.get("model", "model"), settings.get("seed", number),
-               {name: values[:last] for name, values in curves.items()})
+               {name: values[:last] for name, values in curves.items()}, result and result["parameters"])
 
 
 def read_group(paths):
@@ -228,16 +231,42 @@ def repeat_table(group):
     return Table(f"Repeated wrong answers, {group.method} (Table 7)", ["model", "bench", "wrong", "repeat (%)"], rows)
 
 
-def correction_table(groups, problems, final_answer):
-    """Table 28: self-correction over the first 10 steps on `problems`, those of the policy update."""
+def correction_table(groups, problems):
+    """Table 28: self-correction over the first 10 steps on `problems` (those in C+: the problems of the policy update)."""
     rows = []
     for group in groups:
         for key in group.seeds[0]:
             rates = [measures.self_correction({p: s for p, s in cells[key].attempts.items() if p in problems}, final_answer)
                      for cells in group.seeds]
             rows.append([*key, group.method, *(measures.over_seeds([percent(r[name]) for r in rates]) for name in rates[0])])
-    return Table("Self-correction on the problems of the update, 10 steps (%) (Table 28)",
+    return Table("Self-correction on the problems of C+, first 10 steps, in % (Table 28)",
                  ["model", "bench", "method", "wrong to right", "right to wrong", "repeat", "restart", "mean"], rows)
+
+
+def final_answer(record):
+    """What Table 28 compares: the box on MATH, the program on code, the text after "Final answer:" on SciKnowEval; None without one.
+    On a bench of the user's own: the first of the three that is there."""
+    response, bench = record["response"], record["bench"]
+    box = verifiers.last_boxed(response)
+    program = max(re.findall(r"^```[^\n]*\n(.*?)^```", response, re.DOTALL | re.MULTILINE), key=len, default=None)
+    text = response.rpartition("Final answer:")[2] if "Final answer:" in response else None
+    known = {"math500": box, "arithmetic": box, "lcb": program, "mbpp": program, "sciknoweval": text}
+    return known.get(bench, box or program or text)
+
+
+def update_table(run, samples, steps, gpus):
+    """Table 19 for one run: exploration and policy update, in both accountings of the update's compute (App. E.5).
+
+    `samples`, `steps`: the lines of samples.jsonl and distill.jsonl. The update's hours leave out its start-up.
+    """
+    if run.parameters is None:
+        raise BadInput(f"{run.path} has no result in the explore.json beside it: let explore.py end first.")
+    here, paper, trained = measures.update_tokens(samples)
+    hours = gpus * sum(s["sample_seconds"] + s["train_seconds"] for s in steps) / 3600
+    rows = [["exploration", run.curves["all"][-1], 0, run.curves["petaflops"][-1], run.curves["hours"][-1]],
+            ["update", here, trained, measures.petaflops(run.parameters, here, trained), hours],
+            ["update, with the paper's behaviour pass", paper, trained, measures.petaflops(run.parameters, paper, trained), hours]]
+    return Table("Cost of training (Table 19)", ["stage", "forward tokens", "trained tokens", "PFLOPs", "GPU hours"], rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -375,7 +404,8 @@ def dialogue(steps):
         if record["context"][-1] != opening[-1]:
             parts.append(f"[user]\n{fold(record['context'][-1]['content'])}")
         verdict = "correct" if record["correct"] else "passes the public tests, fails the private ones" if record["reward"] else "wrong"
-        notes = [f"{record['completion_tokens']} tokens", *(["truncated"] if record["truncated"] else []),
+        answered = record["signature"] if record["signature"] != record["feedback"] else None  # code: the feedback, shown below
+        notes = [*([f"answer {answered}"] if answered else []), f"{record['completion_tokens']} tokens", *(["truncated"] if record["truncated"] else []),
                  *([f"verifier fault: {record['fault']}"] if record["fault"] else [])]
         parts += [f"[assistant]\n{fold(record['response'])}", f"--> {verdict} ({', '.join(notes)})"]
         if record["feedback"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import distill
 import engine
 import evaluate
 import report
@@ -15,12 +16,13 @@ from conftest import make_model
 from data import BadInput
 
 
-def record(problem, step, mark, method="leaf", **changes):
+def record(problem, step, mark, method="leaf", previous="x", **changes):
     """A line of rollouts.jsonl: R is correct, P passes the public tests only, anything else is the signature of a wrong answer."""
     restart = method == "leaf" and (step - 1) % 5 == 0
     context = [{"role": "user", "content": f"Solve {problem}."}]
     if method == "leaf":
-        context += [{"role": "assistant", "content": "a draft" if restart else "an answer"}, {"role": "user", "content": "Revise it."}]
+        turn = f"Check {problem}." if restart else f"{problem} was {'right' if previous == 'R' else 'wrong'}. Revise it."
+        context += [{"role": "assistant", "content": "a draft" if restart else "an answer"}, {"role": "user", "content": turn}]
     return {"problem": problem, "bench": "math500", "method": method, "step": step, "restart": restart, "context": context,
             "response": f"answer {step}", "tail": None, "draft": "a draft" if restart else None, "prompt_tokens": 10, "completion_tokens": 4,
             "draft_prompt_tokens": 5 * restart, "draft_tokens": 3 * restart, "judge_prompt_tokens": 0, "judge_tokens": 0,
@@ -32,7 +34,10 @@ def record(problem, step, mark, method="leaf", **changes):
 def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explored=True, **settings):
     """A folder with rollouts.jsonl and explore.json; returns the path of the former."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [record(problem, t, mark, method) for problem, line in answers.items() for t, mark in enumerate(line.split(), 1) if mark != "."]
+    lines = []
+    for problem, line in answers.items():
+        marks = line.split()
+        lines += [record(problem, t, mark, method, marks[t - 2]) for t, mark in enumerate(marks, 1) if mark != "."]
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if explored:
         settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed, "memory": "leaf", "restart": 5,
@@ -174,17 +179,17 @@ DIALOGUE = """Problem a of math500
     a draft
 
 [user]
-    Revise it.
+    Check a.
 
 [assistant]
     answer 1
 
---> wrong (4 tokens)
+--> wrong (answer x, 4 tokens)
 
 ======== step 2 ========
 
 [user]
-    Revise it.
+    a was wrong. Revise it.
 
 [assistant]
     answer 2
@@ -311,6 +316,83 @@ def test_the_whole_path_on_a_random_model(tmp_path, toy_model, toy_adapters):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The training problems
+
+MARKS = {"p1": "8 R R", "p2": "R 8 8", "p3": "8 8 8", "p4": "R R R"}
+RESPONSES = {"p1": [RIGHT, WRONG, WRONG, WRONG], "p2": [RIGHT] * 4, "p4": [RIGHT, RIGHT, WRONG, WRONG]}
+
+
+@pytest.fixture
+def trained(tmp_path, toy_model):
+    """The folder of a small exploration and update: C+ has p1 (steps 2, 3), p2 (step 1, a restart) and p4 (steps 1, 2, 3)."""
+    path = Path(write_run(tmp_path, MARKS, model=toy_model, bench=str(own_bench(tmp_path, MARKS)), data=None))
+    path.write_text(path.read_text().replace('"math500"', '"own"'))
+    rollouts = [json.loads(line) for line in path.read_text().splitlines()]
+    cplus = [{"problem": r["problem"], "bench": "own", "model": toy_model, "family": "qwen3", "opening": r["context"][:1], "context": r["context"],
+              "decoding": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64}, "response": r["response"], "step": r["step"]}
+             for r in rollouts if r["correct"]]
+    samples = [{"step": step, "problem": problem, "response": response, "truncated": False, "prompt_tokens": 10, "completion_tokens": 5,
+                "context_tokens": 30} for step, problem, response in ((1, "p1", RIGHT), (1, "p2", RIGHT), (2, "p1", WRONG))]
+    steps = [{"step": step, "sample_seconds": 1800.0, "train_seconds": 900.0} for step in (1, 2)]
+    for name, lines in (("cplus", cplus), ("samples", samples), ("distill", steps)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "distill.json").write_text(json.dumps({"settings": {"cplus": str(tmp_path / "cplus.jsonl")}}))
+    return tmp_path
+
+
+def tables(path):
+    return [[dict(zip(table["columns"], row)) for row in table["rows"]] for table in json.loads(path.read_text())["tables"]]
+
+
+def test_teacher_accuracy_and_trace_statistics(trained, scripted):
+    fake = scripted(ScriptedEngine(RESPONSES))
+    call("--teacher", "--cplus", trained / "cplus.jsonl", "--traces", "success", "failure", "--engine", "hf")
+    accuracy, traces = tables(trained / "teacher.json")
+    assert accuracy == [{"traces": "success", "problems": 3, "accuracy (%)": pytest.approx(700 / 12)},
+                        {"traces": "failure", "problems": 3, "accuracy (%)": pytest.approx(700 / 12)},
+                        {"traces": "failure, without the plain prompts", "problems": 2, "accuracy (%)": pytest.approx(500 / 8)}]
+    # failure contexts: p1 the restart at step 1; p2 after right, after wrong; p4 none. random: p1 swaps its two verdicts, p4 has only one
+    assert traces == [{"problems": 3, "successful per problem": 2, "failure per problem": 1, "plain prompt": 1, "random": 4,
+                       "from other problems": 2, "restart": 2}]
+    turns = ["p1 was wrong. Revise it.", "p1 was right. Revise it."]
+    drawn = [distill.draw_context(turns, 1, k, "p1") for k in (1, 2, 3, 4)]          # sample k: as the trainer draws at step k
+    assert [r["text"] for r in fake.requests if "p1" in r["text"]][:4] == drawn
+    assert "Solve p4." in [r["text"] for r in fake.requests]                         # no failure: the plain prompt
+    assert {r["adapter"] for r in fake.requests} == {None}
+
+
+def test_internalization_and_cost_of_the_update(trained, scripted):
+    scripted(ScriptedEngine(RESPONSES))
+    call("--update", trained, "--internalization", "--engine", "hf")
+    cost, kept = tables(trained / "internalization.json")
+    exploration = 12 * 14 + 4 * 8                                                    # twelve answers, four drafts
+    assert [(row["forward tokens"], row["trained tokens"]) for row in cost] == [(exploration, 0), (3 * 50, 3 * 15), (3 * 65, 3 * 15)]
+    assert [row["PFLOPs"] for row in cost] == pytest.approx([2e-6 * exploration, 2e-6 * 150 + 6e-6 * 45, 2e-6 * 195 + 6e-6 * 45])
+    assert [row["GPU hours"] for row in cost] == pytest.approx([1.1, 1.5, 1.5])
+    # p4 has no student response. base: p1 1/4, p2 4/4; update: p1's last is wrong, p2's right; rollout: p1 right, p2 wrong at step 3
+    assert kept == [{"problems": 2, "base (%)": 62.5, "update (%)": 50, "rollout, step 3 (%)": 50, "relative gain (%)": 100}]
+
+
+def test_cost_of_the_update_needs_no_engine(trained, capsys):
+    call("--update", trained)
+    assert "| update | 150 | 45 |" in capsys.readouterr().out
+
+
+def test_self_correction_on_the_problems_of_cplus(trained, tmp_path):
+    """p1 8>R R>R, p2 R>8 8>8, p4 R>R R>R; p2's two wrong answers have no box, so they are no repeat."""
+    group = report.read_group([str(trained / "rollouts.jsonl")])
+    row = report.correction_table([group], distill.read_cplus(trained / "cplus.jsonl")).rows[0]
+    assert row[3:] == pytest.approx([50, 25, 0, 200 / 3, 600 / 9])
+
+
+def test_final_answer_is_what_the_bench_asks_for():
+    response = "```python\nshort\n```\nand\n```python\nthe longer one\n```\nFinal answer: 3 m\n\\boxed{7}"
+    found = {bench: report.final_answer({"bench": bench, "response": response}) for bench in ("math500", "lcb", "sciknoweval", "own")}
+    assert found == {"math500": "7", "lcb": "the longer one\n", "sciknoweval": " 3 m\n\\boxed{7}", "own": "7"}
+    assert [report.final_answer({"bench": bench, "response": "no idea"}) for bench in found] == [None] * 4
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Bad input: one sentence each
 
 
@@ -353,6 +435,8 @@ BAD = {
     "more seeds of one": (lambda f: ["--rollouts", *(write_run(f / str(s), {"a": "x"}, seed=s) for s in (1, 2)), "--versus",
                                      write_run(f / "r", {"a": "x"}, method="random")], "number of seeds"),
     "an unknown problem": (lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--show", "zz"], "there is no problem zz"),
+    "no update": (lambda f: ["--update", str(f)], "no distill.json"),
+    "no contexts": (lambda f: ["--teacher", "--cplus", str(f / "cplus.jsonl")], "cplus.jsonl"),
     "an unknown bench": (lambda f: ["--bench", "math501", "--model", "MODEL"], "math501"),
     "a bench file that is not there": (lambda f: ["--bench", str(f / "none.jsonl"), "--model", "MODEL"], "none.jsonl"),
     "a model that is not there": (lambda f: ["--bench", str(own_bench(f)), "--model", str(f / "none")], "none"),
