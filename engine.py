@@ -18,6 +18,10 @@ import os
 import time
 from dataclasses import dataclass
 
+# Before torch is loaded: threads that spin while they wait take the cores from the graders beside the engine. Measured on two
+# busy cores: 7,070 tokens/s against 460.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

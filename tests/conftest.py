@@ -2,6 +2,7 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never asks the Hub
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as engine.py does: before torch is loaded
 
 import pytest
 import torch
