@@ -2,6 +2,10 @@
 import asyncio
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -300,3 +304,24 @@ def test_earlier_steps_are_admitted_first(monkeypatch, tmp_path):
     scripted, _, _ = run(monkeypatch, tmp_path, number_script, n=12, delay=lambda problem, step: 0.001)
     firsts = [name for name, _ in scripted.asked if name[1] in (1, 6) and name[2] == "draft"]
     assert [step for _, step, _ in firsts] == [1] * 12 + [6] * 12
+
+
+def test_real_kills(toy_model, tmp_path):
+    """The script itself, killed twice (kill -9) and stopped once (Ctrl-C) in the middle: every (problem, step) once."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    command = [sys.executable, os.path.join(root, "explore.py"), "--bench", write_bench(tmp_path / "bench.jsonl", 12), "--model", toy_model,
+               "--engine", "hf", "--max-tokens", "150", "--out", str(tmp_path / "out")]
+    path, lines = tmp_path / "out" / "rollouts.jsonl", 0
+    for stop in (signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines + 20):
+            time.sleep(0.01)
+        process.send_signal(stop)
+        errors = process.communicate()[1]
+        lines = path.read_bytes().count(b"\n")
+        assert 20 <= lines < 288 and "Traceback" not in errors
+    assert process.returncode == 130 and "the same command goes on" in errors
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0 and f"{lines} answers are there already" in result.stdout
+    records = data.read_jsonl(str(path))
+    assert len(records) == 288 == len({(r["problem"], r["step"]) for r in records})
