@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from data import BadInput
 
@@ -33,6 +34,7 @@ MODELS = {
     "allenai/Olmo-3-7B-Instruct": dict(family="olmo3", temperature=0.6, top_p=0.95, max_tokens=8192, lcb=16384, parameters=7.30e9),
 }
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
+transformers_logging.disable_progress_bar()  # of loading weights: a run has a bar of its own
 
 
 class EngineDead(BadInput):

@@ -1,0 +1,33 @@
+"""The README names what is there: functions, files and flags."""
+import importlib
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+MODULES = {path.stem for path in ROOT.glob("*.py")}
+
+
+def test_every_function_named_is_there():
+    named = [(module, name) for module, name in re.findall(r"`(\w+)\.(\w+)`", README) if module in MODULES and name != "py"]
+    assert len(named) >= 15
+    for module, name in named:
+        assert callable(getattr(importlib.import_module(module), name)), f"{module}.{name}"
+
+
+def test_the_file_map_is_complete():
+    table = README.split("## Files")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(\w+)\.py`", table)) == MODULES
+
+
+@pytest.mark.parametrize("script", ["explore", "distill", "evaluate", "tiny"])
+def test_every_flag_of_a_command_is_there(script, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(script).main(["--help"])
+    flags = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    commands = re.findall(rf"^(?:python|torchrun[^\n]*?) {script}\.py([^\n#]*)", README, re.M)
+    assert commands
+    for command in commands:
+        assert set(re.findall(r"--[a-z-]+", command)) <= flags, command
