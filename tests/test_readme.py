@@ -11,7 +11,7 @@ MODULES = {path.stem for path in ROOT.glob("*.py")}
 
 
 def test_every_function_named_is_there():
-    named = [(module, name) for module, name in re.findall(r"`(\w+)\.(\w+)`", README) if module in MODULES and name != "py"]
+    named = [(module, name) for module, name in re.findall(r"`(\w+)\.(\w+)`", README) if module in MODULES and name not in ("py", "json")]
     assert len(named) >= 15
     for module, name in named:
         assert callable(getattr(importlib.import_module(module), name)), f"{module}.{name}"

@@ -1,0 +1,271 @@
+"""The embedded default: a tiny model made on the spot, and the whole method on it, on a laptop.
+
+    python tiny.py [--seed 1] [--out out/tiny]
+
+Makes OUT/model (0.6 M parameters, three minutes), explores additions of three-digit numbers with LEAF and with random sampling,
+distills, evaluates on additions that were never seen, prints one table and draws OUT/curve.png.
+
+What the model is taught, and so why there is an effect: two styles of adding. The careless one drops the carries and is mostly
+wrong, the careful one works them out and is right. On the plain prompt it is often careless (how often depends on the wording);
+after a revision turn it is more often careful. So a context helps by construction, as a large model's does by nature. What the demo
+shows is that Algorithm 1 exploits that, and that the update moves it into the parameters. The careful style is no longer than the
+careless one here, but a restart step also pays for its draft: the table gives calls and tokens.
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+import time
+
+import data
+import distill
+import engine  # noqa: I001 (before torch: it sets how OpenMP threads wait)
+import evaluate
+import explore
+import measures
+import prompts
+import runs
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+# Share of careful demonstrations: on the plain prompt, after a blind instruction, after the verdict "incorrect".
+CAREFUL = {"Compute {a} + {b}.": (0.80, 0.85, 0.95), "What is {a} + {b}?": (0.40, 0.50, 0.75), "Quickly, what is {a} + {b}?": (0.02, 0.08, 0.25)}
+STAYS_CAREFUL = 0.95  # after an answer that was careful already
+# Shares of the dialogue shapes, those of the ablations of App. G.2 among them.
+SHAPES = {"plain": 0.35, "restart": 0.2, "carry": 0.25, "no-response": 0.08, "last3": 0.12}
+ENDINGS = ("So the answer is", "This gives", "The sum is")
+CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+MAX_TOKENS = 64  # response limit; an answer has about 45
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What it is taught
+
+
+def worked(a, b, careful, ending=ENDINGS[0], slip=None):
+    """An addition worked digit by digit, with carries (right) or without; `slip`: the place of a digit that is one too high."""
+    lines, total, carry = [], "", 0
+    for place, (x, y) in enumerate(zip(reversed(str(a)), reversed(str(b)))):
+        n = int(x) + int(y) + carry + (place == slip)
+        lines.append(f"{x}+{y}+{carry}={n:02d}" if careful else f"{x}+{y}={n % 10}")
+        total, carry = str(n % 10) + total, n // 10 if careful else 0
+    style = "with carries" if careful else "digit by digit"
+    return f"{a} + {b}, {style}: {', '.join(lines)}. {ending} \\boxed{{{'1' * carry}{total}}}."
+
+
+def attempt(rng, a, b):
+    """An earlier answer that a dialogue shows: of either style, sometimes with a slip. -> text, reward."""
+    text = worked(a, b, rng.random() < 0.4, rng.choice(ENDINGS), rng.randrange(3) if rng.random() < 0.25 else None)
+    return text, int(text.endswith(f"\\boxed{{{a + b}}}."))
+
+
+def dialogue(rng, a, b):
+    """-> messages as explore.py makes them, and the demonstrated answer."""
+    wording = rng.choice(list(CAREFUL))
+    plain, blind, incorrect = CAREFUL[wording]
+    problem = data.Problem("", "arithmetic", wording.format(a=a, b=b), "math", str(a + b))
+    shape = rng.choices(list(SHAPES), list(SHAPES.values()))[0]
+    shown, reward = attempt(rng, a, b)
+    if shape == "plain":
+        messages, share, shown = prompts.opening(problem, "qwen3"), plain, ""
+    elif shape == "restart":
+        messages, share = prompts.restart(problem, "qwen3", shown), blind
+    elif shape == "no-response":
+        messages, share, shown = prompts.carry_without_response(problem, "qwen3", reward, ""), blind, ""
+    else:
+        earlier = [(*attempt(rng, a, b), "") for _ in range(rng.choice((1, 2)))] if shape == "last3" else ()
+        messages, share = prompts.carry(problem, "qwen3", shown, reward, "", earlier), blind if reward else incorrect
+        if reward and rng.random() < 0.5:
+            return messages, shown  # a right answer is often kept to the letter
+    if "with carries" in shown:
+        share = STAYS_CAREFUL
+    return messages, worked(a, b, rng.random() < share, rng.choice(ENDINGS))
+
+
+def pair(rng):
+    """Two numbers that no bench holds."""
+    while True:
+        a, b = rng.randrange(100, 1000), rng.randrange(100, 1000)
+        if data.arithmetic_split(a, b) == "pretrain":
+            return a, b
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The model
+
+
+def make_tokenizer(rng, vocabulary=700):
+    """A byte-level BPE trained on the dialogues. Digits and newlines stand alone: a merge across "assistant\\n" would break
+    generation, which begins right after it."""
+    texts = ["user\n", "assistant\n"] * 3000
+    for _ in range(3000):
+        messages, answer = dialogue(rng, *pair(rng))
+        texts += [m["content"] for m in messages] + [answer]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"\d|\n"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+                                   chat_template=CHATML, model_max_length=512)
+
+
+def make_config(tokenizer):
+    return Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True, dtype="float32",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None, pad_token_id=tokenizer.pad_token_id)
+
+
+def encode(tokenizer, messages, answer):
+    """-> token ids of the prompt and of the answer with its end."""
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return prompt, tokenizer.encode(answer) + [tokenizer.eos_token_id]
+
+
+def answer_logits(model, rows):
+    """-> logits [answer tokens, V] and the answer tokens of (prompt, answer) rows: the prompts teach nothing."""
+    width = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids, is_answer = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (prompt, answer) in enumerate(rows):
+        ids[i, :len(prompt) + len(answer)] = torch.tensor(prompt + answer)
+        is_answer[i, len(prompt):len(prompt) + len(answer)] = True
+    hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1][is_answer[:, 1:]]
+    return model.lm_head(hidden), ids[:, 1:][is_answer[:, 1:]]
+
+
+@torch.no_grad()
+def held_out_accuracy(model, tokenizer, rows):
+    """Share of careful answers whose every digit is the likeliest one after the right beginning."""
+    logits, tokens = answer_logits(model, rows)
+    digits = torch.tensor([tokenizer.decode([i]).isdigit() for i in range(len(tokenizer))])
+    right = (logits.argmax(-1) == tokens) | ~digits[tokens]
+    return measures.mean(bool(part.all()) for part in right.split([len(answer) for _, answer in rows]))
+
+
+def pretrain(seed, folder, most_steps=1500, batch=32, cooldown=200, enough=0.8):
+    """Make the model of `seed` and save it into `folder`. -> held-out accuracy.
+
+    The loss stays flat for some hundred steps and then falls, at a step that depends on the seed: so the held-out accuracy
+    says when to cool down and stop.
+    """
+    torch.manual_seed(seed)
+    rng, begin = random.Random(seed), time.time()
+    tokenizer = make_tokenizer(rng)
+    model = Qwen3ForCausalLM(make_config(tokenizer))
+    held_out = []
+    for _ in range(128):
+        a, b = pair(rng)
+        held_out.append(encode(tokenizer, dialogue(rng, a, b)[0], worked(a, b, careful=True)))
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [torch.optim.Muon(matrices, lr=0.01, weight_decay=0.0),
+                  torch.optim.AdamW(others, lr=4e-3, betas=(0.9, 0.99), weight_decay=0.0)]
+    rates, end, accuracy = [o.param_groups[0]["lr"] for o in optimizers], most_steps, 0.0
+    for step in range(1, most_steps + 1):
+        rows = [encode(tokenizer, *dialogue(rng, *pair(rng))) for _ in range(batch)]
+        rows.sort(key=lambda row: len(row[0]) + len(row[1]))  # little padding in a quarter of them
+        total = sum(len(answer) for _, answer in rows)
+        for part in range(0, batch, batch // 4):
+            logits, tokens = answer_logits(model, rows[part:part + batch // 4])
+            (torch.nn.functional.cross_entropy(logits, tokens, reduction="sum") / total).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, rate in zip(optimizers, rates):
+            optimizer.param_groups[0]["lr"] = rate * min(1, step / 50, max(0.02, (end - step) / cooldown))
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % 25 == 0 or step == end:
+            accuracy = held_out_accuracy(model, tokenizer, held_out)
+            if accuracy >= enough:
+                end = min(end, step + cooldown)
+        if step % 100 == 0 or step == end:
+            print(f"pretraining: step {step}, held-out accuracy {accuracy:.1%}, {time.time() - begin:.0f} s", flush=True)
+        if step == end:
+            break
+    shutil.rmtree(folder + ".part", ignore_errors=True)
+    model.save_pretrained(folder + ".part")
+    tokenizer.save_pretrained(folder + ".part")
+    os.replace(folder + ".part", folder)
+    return accuracy
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The demo
+
+
+def command(script, *flags):
+    """Run a script's main() here, under the command line that does the same by itself."""
+    flags = [str(flag) for flag in flags]
+    print(f"\n$ python {script.__name__}.py {' '.join(flags)}", flush=True)
+    script.main(flags)
+
+
+def read_json(*path):
+    with open(os.path.join(*path)) as file:
+        return json.load(file)
+
+
+def curve(folder):
+    """-> attempts, pass@k and tokens (all that was processed) up to step k."""
+    attempts = measures.by_problem(data.read_jsonl(os.path.join(folder, "rollouts.jsonl")))
+    last = measures.complete_steps(attempts)
+    return attempts, measures.pass_curve(attempts, last), measures.token_curves(attempts, last)["all"]
+
+
+def print_table(out):
+    """The whole demo in a table: what LEAF and random sampling found and at what cost, and what the update kept."""
+    (found, theirs, their_tokens), (ours_found, ours, our_tokens) = curve(os.path.join(out, "random")), curve(os.path.join(out, "leaf"))
+    def accuracy(attempts):
+        return measures.mean(r["correct"] for steps in attempts.values() for r in steps.values())
+    reach = next((k for k, rate in enumerate(ours, 1) if rate >= theirs[-1]), None)
+    tests = {name: read_json(out, f"{name}.json")["result"] for name in ("base", "distilled", "failure")}
+    print(f"\n| exploration, {len(found)} problems | pass@1 | pass@{len(theirs)} | mean accuracy | calls to {theirs[-1]:.1%} | tokens to {theirs[-1]:.1%} |")
+    print("|---|---|---|---|---|---|")
+    print(f"| random sampling | {theirs[0]:.1%} | {theirs[-1]:.1%} | {accuracy(found):.1%} | {len(theirs)} | {their_tokens[-1]:,} |")
+    print(f"| LEAF | {ours[0]:.1%} | {ours[-1]:.1%} | {accuracy(ours_found):.1%} | {reach or '-'} | {f'{our_tokens[reach - 1]:,}' if reach else '-'} |")
+    print(f"\n| plain prompt, {tests['base']['problems']} problems never seen | avg@4 | pass@4 | tokens per answer |\n|---|---|---|---|")
+    for name, title in (("base", "before"), ("distilled", "after 20 steps on successful contexts"), ("failure", "control: on failure contexts")):
+        print(f"| {title} | {tests[name]['avg']:.1%} | {tests[name]['pass']:.1%} | {tests[name]['length']:.0f} |")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Make a tiny model and run the whole method on it.")
+    parser.add_argument("--seed", type=engine.positive_int, default=1, help="of the model and of the runs")
+    parser.add_argument("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")
+    args = parser.parse_args(argv)
+    begin, out = time.time(), args.out
+    model, leaf = os.path.join(out, "model"), os.path.join(out, "leaf")
+    with runs.hold(out):
+        runs.begin(os.path.join(out, "tiny.json"), {"seed": args.seed})
+        if not os.path.isdir(model):
+            accuracy = pretrain(args.seed, model)
+            if accuracy < 0.8:
+                raise data.BadInput(f"the tiny model of seed {args.seed} did not learn to add (held-out accuracy {accuracy:.0%}): "
+                                    f"delete {out} and try another --seed.")
+        sampling = ("--model", model, "--max-tokens", MAX_TOKENS, "--seed", args.seed)
+        explored = ("--bench", "arithmetic", "--split", "train", "--calls", 24, *sampling)
+        command(explore, *explored, "--method", "random", "--out", os.path.join(out, "random"))
+        command(explore, *explored, "--out", leaf)
+        for traces, name in (("success", "distilled"), ("failure", "failure")):
+            # the learning rate suits a model of this size; the paper's is 1e-5
+            command(distill, "--cplus", os.path.join(leaf, "cplus.jsonl"), "--steps", 20, "--batch", 64, "--lr", 2e-3, "--seed", args.seed,
+                    "--traces", traces, "--out", os.path.join(out, name))
+        tested = ("--bench", "arithmetic", *sampling)
+        command(evaluate, *tested, "--out", os.path.join(out, "base.json"))
+        for name in ("distilled", "failure"):
+            command(evaluate, *tested, "--adapter", os.path.join(out, name, "adapter"), "--out", os.path.join(out, f"{name}.json"))
+        command(evaluate, "--rollouts", os.path.join(leaf, "rollouts.jsonl"), "--versus", os.path.join(out, "random", "rollouts.jsonl"),
+                "--plot", os.path.join(out, "curve.png"))
+        print_table(out)
+        print(f"\nCurve: {os.path.join(out, 'curve.png')}   {time.time() - begin:.0f} s in all")
+
+
+if __name__ == "__main__":
+    data.exit_with_sentence(main)
