@@ -10,11 +10,16 @@ Both return the log-probability that a token was really drawn with, that is afte
 import argparse
 import asyncio
 import concurrent.futures
+import contextlib
+import functools
 import hashlib
 import heapq
 import itertools
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 
@@ -92,7 +97,9 @@ class Engine:
         self.tokenizer = load(AutoTokenizer, settings.model)
         if not self.tokenizer.chat_template:
             raise BadInput(f"{settings.model} has no chat template: use an instruct model, or save a chat_template with its tokenizer.")
-        self.window = settings.max_model_len or load(AutoConfig, settings.model).max_position_embeddings
+        self.window = settings.max_model_len or getattr(load(AutoConfig, settings.model), "max_position_embeddings", None)
+        if self.window is None:
+            raise BadInput(f"{settings.model} does not say how long its window is: say it with --max-model-len.")
         self.stop_ids = stop_token_ids(settings.model, self.tokenizer)
 
     def encode(self, messages):
@@ -126,6 +133,12 @@ def stop_token_ids(model, tokenizer):
         ids = None
     ids = ids if isinstance(ids, list) else [ids]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def token_bytes(config, itemsize):
+    """Bytes that the keys and values of one token take in all layers."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * itemsize
 
 
 def check_adapter(adapter, model):
@@ -211,8 +224,7 @@ class HFEngine(Engine):
         self.decoder, self.head = self.model.get_decoder(), self.model.get_output_embeddings()
         config = self.model.config
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.model.dtype.itemsize
+        self.token_bytes = token_bytes(config, self.model.dtype.itemsize)
         if self.device == "cuda":
             self.cache_bytes = settings.gpu_memory * torch.cuda.get_device_properties(0).total_memory - torch.cuda.memory_allocated()
         else:
@@ -364,6 +376,197 @@ def draw(logits, rows):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# vLLM
+
+
+# vLLM's processes outlive a parent that is killed, and on a GPU they would hold its memory. This program notes four times a
+# second which processes descend from its parent, and when the parent is gone, however that came, it kills them. It leaves
+# multiprocessing's resource tracker alone, which frees the shared memory and then ends by itself.
+WATCHDOG = r'''
+import os, signal, sys, time
+parent, family = int(sys.argv[1]), {}
+while True:
+    alive, processes = os.getppid() == parent, {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                state, ppid, *fields = stat.read().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if state != "Z":
+            processes[int(pid)] = int(ppid), fields[17]  # with its start time: a pid may come again
+    family = {pid: start for pid, start in family.items() if pid in processes and processes[pid][1] == start}
+    found = True
+    while found:
+        found = {pid: start for pid, (ppid, start) in processes.items() if pid not in family and pid != os.getpid()
+                 and (ppid in family or alive and ppid == parent)}
+        family |= found
+    if not alive:
+        for pid in list(family):
+            try:
+                with open(f"/proc/{pid}/cmdline") as cmdline:
+                    if "resource_tracker" in cmdline.read():
+                        del family[pid]
+                    else:
+                        os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        if not family:
+            break
+    time.sleep(0.25 if alive else 0.02)
+'''
+
+
+@functools.cache
+def start_watchdog():
+    """One watchdog for this process; a session of its own keeps Ctrl-C away from it."""
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", WATCHDOG, str(os.getpid())], start_new_session=True,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def engine_environment():
+    """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU; and a Ctrl-C that ends their start at once."""
+    before = dict(os.environ)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for an await, and there is none
+    if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ["LOCAL_RANK"])]
+    for name in list(os.environ):
+        if name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            del os.environ[name]
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+class VLLMEngine(Engine):
+    """vLLM, in processes of its own that end with this one; made and used in one event loop. One adapter at a time: a request
+    for another one waits until all requests before it are answered."""
+
+    MAX_LORA_RANK = 64
+
+    def __init__(self, settings, adapters):
+        begin = time.time()
+        super().__init__(settings)
+        for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}.items():
+            os.environ.setdefault(name, value)
+        try:
+            from vllm import AsyncEngineArgs, SamplingParams
+            from vllm.lora.request import LoRARequest
+            from vllm.platforms import current_platform
+            from vllm.sampling_params import RequestOutputKind
+            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+        except ImportError as error:
+            raise BadInput(f"vLLM cannot be imported ({error}): install requirements.txt, or sample with --engine hf.") from None
+        self.dead, self.lora_request = (EngineDeadError, EngineGenerateError), LoRARequest
+        self.params = functools.partial(  # nothing is left to the model's generation_config.json
+            SamplingParams, top_k=0, min_p=0.0, logprobs=0, flat_logprobs=True, detokenize=False, stop_token_ids=self.stop_ids,
+            output_kind=RequestOutputKind.FINAL_ONLY)
+        cpu = current_platform.is_cpu()
+        self.slots = 128 if cpu else 512  # sequences in flight
+        self.gate, self.idle, self.running = asyncio.Lock(), asyncio.Event(), 0
+        self.idle.set()
+        self.numbers, self.lora, self.mark = itertools.count(1), None, None
+        self.adapters = []  # of all adapters that were taken: {"name", "id", "path", "sha256"}
+        start_watchdog()
+        with engine_environment():
+            self._check_cache(cpu, current_platform)
+            lora = dict(enable_lora=True, max_lora_rank=self.MAX_LORA_RANK, max_loras=1) if adapters else {}
+            try:
+                self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
+                    model=settings.model, dtype=settings.dtype, generation_config="vllm", logprobs_mode="processed_logprobs",
+                    max_model_len=self.window, max_num_seqs=self.slots, max_num_batched_tokens=16384, enable_prefix_caching=True,
+                    enable_chunked_prefill=True, scheduling_policy="priority", gpu_memory_utilization=settings.gpu_memory,
+                    tensor_parallel_size=settings.tensor_parallel, data_parallel_size=settings.data_parallel,
+                    enforce_eager=cpu, disable_log_stats=True, use_tqdm_on_load=False, **lora))
+            except (RuntimeError, ValueError, OSError) as error:
+                raise BadInput(f"vLLM did not start ({' '.join(str(error).split())}): lines of its own above may say more.") from None
+        self.startup_seconds = time.time() - begin
+
+    def _check_cache(self, cpu, platform):
+        """Count the parameters, and refuse a window whose keys and values the memory cannot hold. Loads no weights."""
+        config = load(AutoConfig, self.settings.model)
+        with torch.device("meta"):
+            self.parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        itemsize = getattr(torch, self.settings.dtype).itemsize
+        if cpu:
+            space = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")) * 2**30
+            more = "set VLLM_CPU_KVCACHE_SPACE (GiB) higher"
+        else:
+            share = self.settings.gpu_memory * self.settings.tensor_parallel
+            space = share * platform.get_device_total_memory() - self.parameters * itemsize
+            more = "give the engine more with --gpu-memory or --tensor-parallel"
+        need = self.window * token_bytes(config, itemsize)
+        if need > space:
+            raise BadInput(f"one sequence of {self.window} tokens needs {need / 2**30:.1f} GiB for its keys and values, and "
+                           f"{max(space, 0) / 2**30:.1f} GiB are there: {more}, or take a smaller --max-model-len.")
+
+    async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
+        """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, EngineDead, BadInput (adapter)."""
+        params = self.params(seed=seed, max_tokens=self.room(prompt_token_ids, max_tokens), temperature=temperature, top_p=top_p)
+        try:
+            async with self.gate:  # in order of arrival, so that a swap is not put off for ever
+                lora = None if adapter is None else await self._use_adapter(adapter)
+                self.running += 1
+                self.idle.clear()
+            try:
+                async for output in self.llm.generate({"prompt_token_ids": prompt_token_ids}, params, str(next(self.numbers)),
+                                                      lora_request=lora, priority=priority):
+                    done = output.outputs[0]  # FINAL_ONLY: the only one
+            finally:
+                self.running -= 1
+                if not self.running:
+                    self.idle.set()
+        except self.dead as error:
+            raise EngineDead(f"vLLM's engine is dead ({error.__cause__ or 'its own lines above may say why'}); what is graded "
+                             "is kept, and the same command goes on.") from None
+        if done.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
+            raise EngineDead("vLLM's engine was stopped from outside; what is graded is kept, and the same command goes on.")
+        ids = list(done.token_ids)
+        return Sample(ids, self.tokenizer.decode(ids, skip_special_tokens=True), list(done.logprobs.logprobs), done.finish_reason,
+                      len(prompt_token_ids))
+
+    async def _use_adapter(self, adapter):
+        """The request for an adapter folder. Another one than before takes its place when nothing runs, under a new name and id,
+        and the engine must then hold it alone and no cached keys and values: vLLM keeps both by name."""
+        file = os.path.join(adapter, "adapter_model.safetensors")
+        check_adapter(adapter, self.settings.model)
+        mark = (os.path.realpath(adapter), os.stat(file).st_mtime_ns)
+        if mark == self.mark:
+            return self.lora
+        await self.idle.wait()
+        with open(file, "rb") as weights:
+            digest = hashlib.sha256(weights.read()).hexdigest()
+        number = next(self.numbers)
+        new = self.lora_request(f"{number}-{digest}", number, mark[0])
+        old, self.lora, self.mark = self.lora, None, None
+        try:
+            if old:
+                await self.llm.remove_lora(old.lora_int_id)
+            await self.llm.add_lora(new)
+            held, cleared = await self.llm.list_loras(), await self.llm.reset_prefix_cache()
+        except self.dead:
+            raise
+        except Exception as error:  # raised in the engine's process, of any type
+            raise BadInput(f"vLLM did not take the adapter {adapter} ({' '.join(str(error).split())}): is it a LoRA adapter of "
+                           f"rank {self.MAX_LORA_RANK} or less for this model?") from None
+        if held != {number} or not cleared:
+            raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(held)} instead of {number}, and its prefix "
+                           f"cache was{'' if cleared else ' not'} cleared; the same command goes on.")
+        self.adapters.append({"name": new.lora_name, "id": number, "path": mark[0], "sha256": digest})
+        self.lora, self.mark = new, mark
+        return new
+
+    def close(self):
+        self.llm.shutdown()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Command line of every script that samples
 
 
@@ -424,9 +627,6 @@ def describe(s):
 
 async def start(settings, adapters=False):
     """The engine of `settings`, ready to sample; `adapters`: whether requests will name LoRA adapters."""
-    if settings.engine == "hf":
-        engine = HFEngine(settings, adapters)
-    else:
-        engine = await VLLMEngine.start(settings, adapters)
+    engine = (HFEngine if settings.engine == "hf" else VLLMEngine)(settings, adapters)
     engine.parameters = int(MODELS.get(settings.model, {}).get("parameters", engine.parameters))
     return engine

@@ -210,12 +210,13 @@ def fingerprint(problem):
 
 def begin(args, settings, problems):
     """Open the run's files, or those of the run that goes on. -> ({(problem id, step): record}, journal)."""
+    lines, journal = runs.open_journal(os.path.join(args.out, "rollouts.jsonl"))
     flags = ("bench", "split", "data", "method", "memory", "calls", "restart", "tail", "seed", "limit", "gpu_hours")
     runs.begin(os.path.join(args.out, "explore.json"), {name: getattr(args, name) for name in flags} | dataclasses.asdict(settings),
-               growable=("calls", "limit", "gpu_hours"))
+               growable=("calls", "limit", "gpu_hours"), empty=not lines)
     path = os.path.join(args.out, "problems.json")
     marks = {problem.id: fingerprint(problem) for problem in problems}
-    if os.path.exists(path):
+    if lines and os.path.exists(path):
         with open(path) as file:
             known = json.load(file)
         for problem in problems:
@@ -224,7 +225,6 @@ def begin(args, settings, problems):
                                     "file of problems, or name another folder with --out.")
         marks = {**known, **marks}
     runs.write_json(path, marks)
-    lines, journal = runs.open_journal(os.path.join(args.out, "rollouts.jsonl"))
     found = {(r["problem"], r["step"]): r for r in lines}
     if len(found) < len(lines):
         raise data.BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with --out.")

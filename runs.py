@@ -46,12 +46,13 @@ def write_json(path, content):
     os.replace(path + ".part", path)
 
 
-def begin(path, settings, growable=()):
+def begin(path, settings, growable=(), empty=False):
     """Keep the settings of a run in the file `path`, or compare them with those that are there.
 
-    A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused.
+    A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`: the
+    run has no results yet, so that its settings may still change.
     """
-    if os.path.exists(path):
+    if os.path.exists(path) and not empty:
         with open(path) as file:
             kept = json.load(file)
         for name, now in settings.items():

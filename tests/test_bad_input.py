@@ -29,7 +29,7 @@ def files(tmp_path_factory, toy_model, toy_adapters):
 
     def put(name, *lines):
         (folder / name).write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
-        names[name.split(".")[0]] = str(folder / name)
+        names.setdefault(name.split(".")[0], str(folder / name))
     put("good.jsonl", ROW)
     put("torn.jsonl", ROW, '{"id": "b", "prob')
     put("noid.jsonl", {k: v for k, v in ROW.items() if k != "id"})
@@ -49,6 +49,7 @@ def files(tmp_path_factory, toy_model, toy_adapters):
     (folder / "used").mkdir()
     names["used"] = str(folder / "used")
     runs.write_json(str(folder / "used" / "explore.json"), {"settings": {"bench": "another.jsonl"}})
+    put("used/rollouts.jsonl", {"problem": "a", "step": 1})
     return names
 
 

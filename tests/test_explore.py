@@ -270,6 +270,14 @@ def test_fewer_calls_and_another_problem_are_refused(monkeypatch, tmp_path):
         run(monkeypatch, tmp_path, number_script)
 
 
+def test_settings_may_change_while_nothing_is_graded(monkeypatch, tmp_path):
+    """A first command that failed (a wrong model, say) does not block its folder."""
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, number_script, fail_at=1)
+    _, records, _ = run(monkeypatch, tmp_path, number_script, "--seed", 2, seed=2)
+    assert len(records) == 14
+
+
 def test_a_context_that_does_not_fit_stops_its_problem_alone(monkeypatch, tmp_path, capsys):
     def script(problem, step, kind):
         if problem == "p0" and step == 3:
