@@ -1,17 +1,16 @@
 """Accuracy of a model or an adapter on a bench, and what is counted from the files of explore.py and distill.py.
 
-    python evaluate.py --bench math500 --adapter out/adapter                                          # avg@4, pass@4 (App. E.2)
-    python evaluate.py --rollouts out/rollouts.jsonl --versus random/rollouts.jsonl --plot curve.png  # App. A, C.4, D, G
-    python evaluate.py --rollouts out/rollouts.jsonl --show PROBLEM_ID                                # one problem as a dialogue
-    python evaluate.py --teacher --cplus out/cplus.jsonl --traces success failure random              # Tables 5, 27 and 29
-    python evaluate.py --update out [--internalization]                                               # cost, E.5; Table 32
+    python evaluate.py --bench math500 --adapter out/adapter                              # avg@4, pass@4 (App. E.2)
+    python evaluate.py --rollouts out/rollouts.jsonl --versus random/rollouts.jsonl --plot curve.png    # App. A, C.4, D
+    python evaluate.py --rollouts out/rollouts.jsonl --show PROBLEM_ID                    # one problem as a dialogue
+    python evaluate.py --teacher --cplus out/cplus.jsonl --traces success failure random  # Tables 5, 27 and 29
+    python evaluate.py --update out [--internalization]                                   # cost (App. E.5); Table 32
 
 Tables are Markdown on standard output; --out keeps the same numbers as JSON (pairs are mean and deviation over seeds).
 """
 import argparse
 import asyncio
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -29,36 +28,37 @@ import runs
 import verifiers
 from report import Table, percent
 
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Sampling and grading
 
 
 async def answer(request, settings, seed, adapter, sampler, graders):
-    """Sample one response to request["messages"], unless the request brings its "response", and grade it on all tests.
+    """Sample one response to request["messages"], unless the request brings its "response"; grade it on all tests.
 
-    request: {"problem": Problem, "sample": number from 1, "messages" or "response" and "truncated", ...}. Returns the request with
-    the problem's id and the outcome, a line of the responses file.
+    request: {"problem": Problem, "sample": number from 1, "messages" (or "response" and "truncated"), ...}. Returns it
+    with the problem's id instead of the problem, and the outcome: a line of the responses file.
     """
     problem = request["problem"]
-    record = {**request, "problem": problem.id, "bench": problem.bench, "fault": None}
+    record = request | {"problem": problem.id, "bench": problem.bench}
     if "messages" in request:
         prompt = sampler.encode(request["messages"])
-        record |= {"prompt_tokens": len(prompt), "seed": engine.request_seed(seed, problem.id, request["sample"], "test")}
+        record["seed"] = engine.request_seed(seed, problem.id, request["sample"], "test")
         try:
-            sample = await sampler.sample(prompt, seed=record["seed"], max_tokens=settings.max_tokens, temperature=settings.temperature,
-                                          top_p=settings.top_p, adapter=adapter)
+            sample = await sampler.sample(prompt, seed=record["seed"], max_tokens=settings.max_tokens, adapter=adapter,
+                                          temperature=settings.temperature, top_p=settings.top_p)
         except engine.ContextTooLong as error:  # what a model cannot read, it does not solve
             tqdm.write(f"Problem {problem.id} counts as not solved: {error}", file=sys.stderr)
-            return record | {"response": "", "completion_tokens": 0, "truncated": True, "correct": 0, "feedback": "", "fault": str(error)}
-        record |= {"response": sample.text, "completion_tokens": len(sample.token_ids),
-                   "truncated": sample.finish_reason == "length" or len(sample.token_ids) >= settings.max_tokens}
+            return record | {"prompt_tokens": len(prompt), "completion_tokens": 0, "response": "", "truncated": True,
+                             "correct": 0, "feedback": "", "fault": str(error)}
+        n = len(sample.token_ids)
+        record |= {"prompt_tokens": len(prompt), "completion_tokens": n, "response": sample.text,
+                   "truncated": sample.finish_reason == "length" or n >= settings.max_tokens}
     verdict, _ = await verifiers.grade(problem, record["response"], record["truncated"], sampler, graders)
     return record | {"correct": verdict.correct, "feedback": verdict.feedback, "fault": verdict.fault}
 
 
 async def answer_all(requests, settings, seed, adapter, path):
-    """`answer` every request, all in flight at once: the engine batches them. Returns the records in the order of the requests.
+    """`answer` every request, all in flight at once: the engine batches them. -> records in the order of the requests.
 
     A line goes to the file `path` as soon as it is graded.
     """
@@ -70,7 +70,8 @@ async def answer_all(requests, settings, seed, adapter, path):
         record = await answer(request, settings, seed, adapter, sampler, graders)
         runs.append(file, record)
         done.update(answers=1, correct=record["correct"], tokens=record.get("completion_tokens", 0))
-        bar.set_postfix_str(f"{done['correct'] / done['answers']:.1%} correct, {done['tokens'] / (time.time() - begin):,.0f} tokens/s")
+        speed = done["tokens"] / (time.time() - begin)
+        bar.set_postfix_str(f"{done['correct'] / done['answers']:.1%} correct, {speed:,.0f} tokens/s")
         bar.update()
         return record
 
@@ -87,39 +88,45 @@ async def answer_all(requests, settings, seed, adapter, path):
         file.close()
 
 
+def responses_path(out):
+    return os.path.splitext(out)[0] + ".jsonl"
+
+
 def run_requests(args, settings, requests, out):
-    """Answer the requests; the responses go to the .jsonl beside the file `out`. Returns (records, path of the responses)."""
-    responses = os.path.splitext(out)[0] + ".jsonl"
+    """-> records. The responses go to the .jsonl beside the file `out`."""
     os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
     print(f"{engine.describe(settings)}, adapter {args.adapter or 'none'}", flush=True)
     try:
-        return asyncio.run(answer_all(requests, settings, args.seed, args.adapter, responses)), responses
+        return asyncio.run(answer_all(requests, settings, args.seed, args.adapter, responses_path(out)))
     except KeyboardInterrupt:
-        print(f"\nStopped. What is graded stands in {responses}; the same command starts again.", file=sys.stderr)
+        print(f"\nStopped. What is graded stands in {responses_path(out)}; the same command starts again.",
+              file=sys.stderr)
         sys.exit(130)
 
 
-def finish(args, settings, out, responses, tables, **more):
-    """Print the tables and write them with all settings into the file `out`."""
+def finish(args, settings, tables, out, **more):
+    """Print the tables; write them, `more` and what they depend on into the file `out`."""
     flags = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus", "traces", "update")
+    settings = dataclasses.asdict(settings) | {name: getattr(args, name) for name in flags}
     for table in tables:
         print(table.markdown())
-    runs.write_json(out, {"settings": dataclasses.asdict(settings) | {name: getattr(args, name) for name in flags}, "versions": runs.versions(),
-                          "tables": [dataclasses.asdict(table) for table in tables], **more})
-    print(f"\nNumbers: {out}   Responses: {responses}")
+    runs.write_json(out, {"settings": settings, "versions": runs.versions(), **more,
+                          "tables": [dataclasses.asdict(table) for table in tables]})
+    print(f"\nNumbers: {out}   Responses: {responses_path(out)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # avg@k and pass@k of a model or an adapter (App. E.2)
 
-# Tables 18 and 21, means of three seeds: avg@4 %, pass@4 %, tokens per answer, truncated %; adapter or not.
+# Tables 18 and 21, means of three seeds, without and with LEAF's adapter: avg@4 %, pass@4 %, tokens per answer,
+# truncated %.
 PAPER = {
-    (report.QWEN, "lcb", False): (19.78, 31.55, 843, 0.00), (report.QWEN, "lcb", True): (25.45, 34.86, 1167, 0.00),
-    (report.QWEN, "math500", False): (84.08, 93.53, 879, 0.12), (report.QWEN, "math500", True): (91.85, 96.20, 1864, 6.33),
-    (report.QWEN, "sciknoweval", False): (74.40, 81.00, 341, 0.00), (report.QWEN, "sciknoweval", True): (76.77, 82.25, 477, 0.13),
-    (report.OLMO, "lcb", False): (21.25, 29.26, 2781, 2.61), (report.OLMO, "lcb", True): (24.05, 36.13, 4264, 4.01),
-    (report.OLMO, "math500", False): (89.12, 95.80, 1166, 2.95), (report.OLMO, "math500", True): (90.62, 96.13, 1401, 4.00),
-    (report.OLMO, "sciknoweval", False): (69.25, 80.50, 205, 0.15), (report.OLMO, "sciknoweval", True): (74.35, 86.25, 398, 0.27),
+    (report.QWEN, "lcb"): ((19.78, 31.55, 843, 0.00), (25.45, 34.86, 1167, 0.00)),
+    (report.QWEN, "math500"): ((84.08, 93.53, 879, 0.12), (91.85, 96.20, 1864, 6.33)),
+    (report.QWEN, "sciknoweval"): ((74.40, 81.00, 341, 0.00), (76.77, 82.25, 477, 0.13)),
+    (report.OLMO, "lcb"): ((21.25, 29.26, 2781, 2.61), (24.05, 36.13, 4264, 4.01)),
+    (report.OLMO, "math500"): ((89.12, 95.80, 1166, 2.95), (90.62, 96.13, 1401, 4.00)),
+    (report.OLMO, "sciknoweval"): ((69.25, 80.50, 205, 0.15), (74.35, 86.25, 398, 0.27)),
 }
 
 
@@ -132,11 +139,13 @@ def by_problem(records, key):
 
 
 def summary(records):
-    """What App. E.2 and Table 21 report of the responses to a bench."""
+    """What App. E.2 and Table 21 report of the responses to a bench; shares in [0, 1]."""
     correct = by_problem(records, "correct")
     average, passed = measures.avg_and_pass(correct.values())
-    return {"problems": len(correct), "avg": average, "pass": passed, "length": measures.mean(r["completion_tokens"] for r in records),
-            "truncated": measures.mean(r["truncated"] for r in records), "faults": dict(Counter(r["fault"] for r in records if r["fault"]))}
+    return {"problems": len(correct), "avg": average, "pass": passed,
+            "length": measures.mean(r["completion_tokens"] for r in records),
+            "truncated": measures.mean(r["truncated"] for r in records),
+            "faults": dict(Counter(r["fault"] for r in records if r["fault"]))}
 
 
 def bench_main(args):
@@ -147,16 +156,17 @@ def bench_main(args):
     problems = data.load(args.bench, args.split, args.data, args.limit)
     name, n, begin = os.path.splitext(os.path.basename(args.bench))[0], args.samples, time.time()
     out = args.out or os.path.join("out", f"{name}-{'adapter' if args.adapter else 'base'}.json")
-    records, responses = run_requests(args, settings, [{"problem": p, "sample": k, "messages": prompts.opening(p, settings.family)}
-                                                       for p in problems for k in range(1, n + 1)], out)
+    records = run_requests(args, settings, [
+        {"problem": problem, "sample": k, "messages": prompts.opening(problem, settings.family)}
+        for problem in problems for k in range(1, n + 1)], out)
     result = summary(records) | {"samples": n, "wall_seconds": time.time() - begin}
-    rows = [[args.adapter or "base model", result["problems"], 100 * result["avg"], 100 * result["pass"], result["length"], 100 * result["truncated"],
-             sum(result["faults"].values())]]
-    if args.paper and args.split == "test" and (paper := PAPER.get((settings.model, args.bench, args.adapter is not None))):
-        rows.append(["the paper", "", *paper, ""])
-    table = Table(f"{name}, {settings.model}", ["", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer", "truncated (%)",
-                                                "verifier faults"], rows)
-    finish(args, settings, out, responses, [table], result=result,
+    rows = [[args.adapter or "base model", result["problems"], 100 * result["avg"], 100 * result["pass"],
+             result["length"], 100 * result["truncated"], sum(result["faults"].values())]]
+    if args.paper and args.split == "test" and (settings.model, args.bench) in PAPER:
+        rows.append(["the paper", "", *PAPER[settings.model, args.bench][args.adapter is not None], ""])
+    table = Table(f"{name}, {settings.model}", ["", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
+                                                "truncated (%)", "faults"], rows)
+    finish(args, settings, [table], out, result=result,
            problems={key: by_problem(records, key) for key in ("correct", "completion_tokens")})
 
 
@@ -165,18 +175,20 @@ def bench_main(args):
 
 
 def training_run(args, cplus):
-    """(engine settings, {problem id: its lines of C+}, {problem id: Problem}, rollouts) of the exploration that wrote `cplus`."""
+    """(engine settings, {problem id: lines of C+}, {problem id: Problem}, rollouts) of the run that wrote `cplus`."""
     lines, explored = distill.read_cplus(cplus), report.read_beside(cplus, "explore.json")
     if not explored:
-        raise data.BadInput(f"there is no explore.json beside {cplus}, which says what its bench is: name the cplus.jsonl in the folder of its run.")
-    lines = dict(list(lines.items())[:args.limit])
-    first, settings = next(iter(lines.values()))[0], explored["settings"]
+        raise data.BadInput(f"there is no explore.json beside {cplus} to say what its bench is: name the cplus.jsonl "
+                            "in the folder of its run.")
+    lines, bench = dict(list(lines.items())[:args.limit]), explored["settings"]
+    first = next(iter(lines.values()))[0]
     args.model, args.family = args.model or first["model"], args.family or first["family"]
     for name, value in first["decoding"].items():  # tested as it explored
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
-    problems = {p.id: p for p in data.load(settings["bench"], settings["split"], settings["data"])}
+    problems = {p.id: p for p in data.load(bench["bench"], bench["split"], bench["data"])}
     if missing := [problem for problem in lines if problem not in problems]:
-        raise data.BadInput(f"{cplus} has a problem {missing[0]} that {settings['bench']} does not have: restore the file of problems.")
+        raise data.BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: restore the file of "
+                            "problems.")
     rollouts = data.read_jsonl(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), torn_ok=True)
     return engine.settings(args, first["bench"]), lines, problems, rollouts
 
@@ -190,11 +202,13 @@ def trace_table(lines, rollouts):
         replaced = distill.teacher_contexts(lines, "success", rollouts)
     plain = [p for p in lines if failure[p] == [lines[p][0]["opening"]]]
     turns = {(r["problem"], r["context"][-1]["content"]) for r in rollouts if not r["restart"]}
-    changed = [(p, context[-1]["content"]) for p in lines for line, context in zip(lines[p], replaced[p]) if context != line["context"]]
-    pairs = sum(map(len, lines.values()))
+    changed = [(p, context[-1]["content"]) for p in lines for line, context in zip(lines[p], replaced[p])
+               if context != line["context"]]
+    pairs, failures = sum(map(len, lines.values())), sum(len(failure[p]) for p in lines if p not in plain)
     return Table("Contexts of the training problems (Table 27)",
-                 ["problems", "successful per problem", "failure per problem", "plain prompt", "random", "from other problems", "restart"],
-                 [[len(lines), pairs / len(lines), measures.mean(0 if p in plain else len(failure[p]) for p in lines), len(plain), len(changed),
+                 ["problems", "successful per problem", "failure per problem", "plain prompt", "random",
+                  "from other problems", "restart"],
+                 [[len(lines), pairs / len(lines), failures / len(lines), len(plain), len(changed),
                    sum(turn not in turns for turn in changed), pairs - len(changed)]])
 
 
@@ -203,18 +217,21 @@ def teacher_main(args):
     settings, lines, problems, rollouts = training_run(args, args.cplus)
     contexts = {traces: distill.teacher_contexts(lines, traces, rollouts) for traces in args.traces}
     out = args.out or os.path.join(os.path.dirname(args.cplus), "teacher.json")
-    records, responses = run_requests(args, settings, [
-        {"problem": problems[p], "sample": k, "traces": traces, "messages": distill.draw_context(contexts[traces][p], args.seed, k, p)}
+    records = run_requests(args, settings, [  # the context of sample k is the one that the trainer draws at step k
+        {"problem": problems[p], "sample": k, "traces": traces,
+         "messages": distill.draw_context(contexts[traces][p], args.seed, k, p)}
         for traces in args.traces for p in lines for k in range(1, args.samples + 1)], out)
     rows = []
     for traces in args.traces:
-        plain = {p for p in lines if contexts[traces][p] == [lines[p][0]["opening"]]}
-        for name, kept in ((traces, set(lines)), (f"{traces}, without the plain prompts", set(lines) - plain)):
-            if kept and (plain or name == traces):
-                rows.append([name, len(kept), 100 * measures.mean(r["correct"] for r in records if r["traces"] == traces and r["problem"] in kept)])
-    finish(args, settings, out, responses, [
-        Table(f"Teacher accuracy, {settings.model} on {next(iter(problems.values())).bench} (Tables 5 and 29)", ["traces", "problems", "accuracy (%)"],
-              rows), trace_table(lines, rollouts)])
+        correct = by_problem([r for r in records if r["traces"] == traces], "correct")
+        traced = [correct[p] for p in lines if contexts[traces][p] != [lines[p][0]["opening"]]]
+        rows.append([traces, len(lines), percent(measures.avg_and_pass(correct.values())[0])])
+        if len(traced) < len(lines):
+            rows.append([f"{traces}, without plain prompts", len(traced), percent(measures.avg_and_pass(traced)[0])])
+    bench = next(iter(problems.values())).bench
+    accuracy = Table(f"Teacher accuracy, {settings.model} on {bench} (Tables 5 and 29)",
+                     ["traces", "problems", "accuracy (%)"], rows)
+    finish(args, settings, [accuracy, trace_table(lines, rollouts)], out)
 
 
 def update_main(args):
@@ -222,32 +239,42 @@ def update_main(args):
     distilled = report.read_beside(os.path.join(args.update, ""), "distill.json")
     if not distilled:
         raise data.BadInput(f"{args.update} holds no distill.json: name the --out folder of distill.py.")
-    cplus, (samples, steps) = distilled["settings"]["cplus"], (
-        data.read_jsonl(os.path.join(args.update, name), torn_ok=True) for name in ("samples.jsonl", "distill.jsonl"))
-    explored = report.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), 1)
-    cost = report.update_table(explored, samples, steps, (distilled.get("result") or {}).get("gpus", 1))
-    if not args.internalization:
-        print(cost.markdown())
-        if args.out:
-            runs.write_json(args.out, [dataclasses.asdict(cost)])
+    samples, steps = (data.read_jsonl(os.path.join(args.update, name), torn_ok=True)
+                      for name in ("samples.jsonl", "distill.jsonl"))
+    cplus = distilled["settings"]["cplus"]
+    run = report.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), 1)
+    cost = report.update_table(run, samples, steps, (distilled.get("result") or {}).get("gpus", 1))
+    if args.internalization:
+        internalization(args, cplus, run, samples, cost)
         return
-    settings, lines, problems, rollouts = training_run(args, cplus)
-    last = {s["problem"]: s for s in samples if s["problem"] in lines}  # a problem's last response: the lines are in order
+    print(cost.markdown())
+    if args.out:
+        runs.write_json(args.out, [dataclasses.asdict(cost)])
+
+
+def internalization(args, cplus, run, samples, cost):
+    """Table 32: the base model, the last student response of each problem, and the last step of the exploration."""
+    settings, lines, problems, _ = training_run(args, cplus)
+    last = {s["problem"]: s for s in samples if s["problem"] in lines}  # samples.jsonl is in the order of the steps
     out = args.out or os.path.join(args.update, "internalization.json")
-    records, responses = run_requests(args, settings, [
-        *({"problem": problems[p], "sample": k, "messages": lines[p][0]["opening"]} for p in last for k in range(1, args.samples + 1)),
-        *({"problem": problems[p], "sample": 0, "response": s["response"], "truncated": s["truncated"]} for p, s in last.items())], out)
-    base, update = (measures.mean(r["correct"] for r in records if (r["sample"] == 0) == offline) for offline in (False, True))
-    final = max(r["step"] for r in rollouts)
-    rollout = measures.mean(r["correct"] for r in rollouts if r["step"] == final and r["problem"] in last)
-    finish(args, settings, out, responses, [cost, Table(
-        f"Accuracy on the training problems, {settings.model} on {explored.bench} (Table 32)",
-        ["problems", "base (%)", "update (%)", f"rollout, step {final} (%)", "relative gain (%)"],
-        [[len(last), 100 * base, 100 * update, 100 * rollout, percent(measures.relative_gain(base, update, rollout))]])])
+    fresh = [{"problem": problems[p], "sample": k, "messages": lines[p][0]["opening"]}
+             for p in last for k in range(1, args.samples + 1)]
+    given = [{"problem": problems[p], "sample": 0, "response": s["response"], "truncated": s["truncated"]}
+             for p, s in last.items()]
+    records = run_requests(args, settings, fresh + given, out)
+    base = measures.mean(r["correct"] for r in records if r["sample"] > 0)
+    update = measures.mean(r["correct"] for r in records if r["sample"] == 0)
+    step = run.curves["calls"][-1]
+    rollout = measures.mean(run.attempts[p][step]["correct"] for p in last)
+    gain = measures.relative_gain(base, update, rollout)
+    accuracy = Table(f"Accuracy on the training problems, {settings.model} on {run.bench} (Table 32)",
+                     ["problems", "base (%)", "update (%)", f"rollout, step {step} (%)", "relative gain (%)"],
+                     [[len(last), percent(base), percent(update), percent(rollout), percent(gain)]])
+    finish(args, settings, [cost, accuracy], out)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Command line
+# Rollouts
 
 
 def rollouts_main(args):
@@ -271,36 +298,39 @@ def rollouts_main(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="avg@k and pass@k of a model or an adapter; what the files of explore.py and distill.py say.")
+    parser = argparse.ArgumentParser(description="Test a model; count what explore.py and distill.py wrote.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--bench", help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own: test a model")
-    what.add_argument("--rollouts", nargs="+", metavar="FILE", help="rollouts.jsonl of one method, of several seeds or benches: count")
-    what.add_argument("--teacher", action="store_true", help="test the model on the contexts of --cplus (Tables 5, 27, 29)")
-    what.add_argument("--update", metavar="FOLDER", help="--out of distill.py: what the policy update cost")
-    parser.add_argument("--out", metavar="FILE.json", help="the numbers (default with --bench: out/BENCH-base.json or -adapter.json)")
-    parser.add_argument("--paper", action="store_true", help="the paper's own numbers beside those of its models and benches")
-    group = parser.add_argument_group("where a model is tested")
-    group.add_argument("--split", choices=["test", "train"], default="test")
+    what.add_argument("--bench", help="test on math500, lcb, mbpp, sciknoweval, arithmetic, or your own FILE.jsonl")
+    what.add_argument("--rollouts", nargs="+", metavar="FILE", help="rollouts.jsonl of one method; any seeds, benches")
+    what.add_argument("--teacher", action="store_true", help="test on the contexts of --cplus (Tables 5, 27, 29)")
+    what.add_argument("--update", metavar="FOLDER", help="what the policy update in this folder cost")
+    parser.add_argument("--out", metavar="FILE.json", help="where the numbers go (a test says its default)")
+    parser.add_argument("--paper", action="store_true", help="show the paper's numbers too, for its models and benches")
+    group = parser.add_argument_group("tests")
+    group.add_argument("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
     group.add_argument("--data", help="local copy of the bench in its upstream format")
     group.add_argument("--adapter", help="folder of a LoRA adapter, such as out/adapter (with --bench)")
     group.add_argument("--samples", type=engine.positive_int, default=4, help="responses per problem")
     group.add_argument("--limit", type=engine.positive_int, help="only the first N problems")
     group.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
-    group.add_argument("--traces", nargs="+", choices=["success", "failure", "random"], default=["success"], help="with --teacher")
-    group.add_argument("--internalization", action="store_true", help="with --update: base model, last student responses, rollout (Table 32)")
-    group = parser.add_argument_group("with --rollouts")
-    group.add_argument("--versus", nargs="+", metavar="FILE", default=[], help="rollouts.jsonl of the method to compare with")
+    group.add_argument("--traces", nargs="+", choices=["success", "failure", "random"], default=["success"],
+                       help="contexts of the teacher (with --teacher)")
+    group.add_argument("--internalization", action="store_true", help="Table 32 (with --update)")
+    group = parser.add_argument_group("rollouts")
+    group.add_argument("--versus", nargs="+", metavar="FILE", default=[], help="rollouts.jsonl to compare with")
     group.add_argument("--plot", metavar="FILE.png", help="draw the pass rate against calls, compute and GPU time")
     group.add_argument("--show", metavar="PROBLEM_ID", help="print one problem's attempts as a dialogue")
-    group.add_argument("--cplus", metavar="FILE", help="self-correction on its problems (Table 28); with --teacher: its contexts")
+    group.add_argument("--cplus", metavar="FILE", help="problems of Table 28; contexts of --teacher")
     engine.add_arguments(parser)
     args = parser.parse_args(argv)
     if args.teacher and not args.cplus:
         parser.error("--teacher needs --cplus FILE, the cplus.jsonl of explore.py")
-    for flag, mode in (("versus", "rollouts"), ("plot", "rollouts"), ("show", "rollouts"), ("adapter", "bench"), ("internalization", "update")):
+    for flag, mode in (("versus", "rollouts"), ("plot", "rollouts"), ("show", "rollouts"), ("adapter", "bench"),
+                       ("internalization", "update")):
         if getattr(args, flag) and not getattr(args, mode):
             parser.error(f"--{flag} goes with --{mode}")
-    (bench_main if args.bench else teacher_main if args.teacher else update_main if args.update else rollouts_main)(args)
+    mode = bench_main if args.bench else teacher_main if args.teacher else update_main if args.update else rollouts_main
+    mode(args)
 
 
 if __name__ == "__main__":

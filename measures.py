@@ -1,8 +1,8 @@
 """Every number that the paper counts from rollouts and samples, as pure functions: no files, no model.
 
-`attempts` is one run on one bench, {problem id: {step: record}}, as `by_problem` makes it of the lines of rollouts.jsonl.
+`attempts` is one run on one bench, {problem id: {step: record}}: `by_problem` makes it of the lines of rollouts.jsonl.
 Shares are in [0, 1], tokens are counts, hours are GPU hours. Steps count from 1. A measure over nothing is None.
-"Correct" is s, what the pass rate counts; "wrong" and "fixed" of appendix A are r = 0 and r = 1, what the policy may see.
+"Correct" is s, what the pass rate counts; "wrong" and "fix" of App. A are r = 0 and r = 1, what the policy may see.
 """
 import statistics
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from data import BadInput
 
-REPEAT_STEPS = 24           # appendix A looks at the first 24 steps
-SELF_CORRECTION_STEPS = 10  # appendix G.4: 10 steps, restarts at 1 and 6
+REPEAT_STEPS = 24           # App. A looks at the first 24 steps
+SELF_CORRECTION_STEPS = 10  # App. G.4: 10 steps, restarts at 1 and 6
 
 
 def by_problem(records):
@@ -20,7 +20,7 @@ def by_problem(records):
     for record in records:
         steps = attempts.setdefault(record["problem"], {})
         if record["step"] in steps:
-            raise BadInput(f"step {record['step']} of problem {record['problem']} is recorded twice: name one run only once.")
+            raise BadInput(f"step {record['step']} of problem {record['problem']} is recorded twice: delete one line.")
         steps[record["step"]] = record
     return attempts
 
@@ -32,8 +32,7 @@ def mean(values):
 
 
 def over_seeds(values):
-    """What a table says of one number over run seeds: the number itself if there is one seed, else its mean and sample standard
-    deviation (Table 12); None if a seed has none."""
+    """One seed: its number; several: their mean and sample standard deviation (Table 12). None if a seed has none."""
     if None in values:
         return None
     return values[0] if len(values) == 1 else (statistics.fmean(values), statistics.stdev(values))
@@ -44,7 +43,7 @@ def over_seeds(values):
 
 
 def complete_steps(attempts):
-    """The last step k such that every problem has the steps 1..k: segments run side by side, so a step may be missing."""
+    """The last k such that every problem has the steps 1..k: segments run side by side, so one may be missing."""
     last = 0
     while attempts and all(last + 1 in steps for steps in attempts.values()):
         last += 1
@@ -53,7 +52,7 @@ def complete_steps(attempts):
 
 def pass_curve(attempts, last):
     """pass@k for k = 1..last: the share of problems with a correct answer within their first k (Eq. 1)."""
-    first = [min((t for t, record in steps.items() if record["correct"]), default=last + 1) for steps in attempts.values()]
+    first = [min((t for t, r in steps.items() if r["correct"]), default=last + 1) for steps in attempts.values()]
     return [mean(f <= k for f in first) for k in range(1, last + 1)]
 
 
@@ -64,22 +63,22 @@ def accuracy_curve(attempts, last):
 
 
 def avg_and_pass(outcomes):
-    """avg@n and pass@n of test samples, `outcomes` [problems][n] of 0/1: correct among all, problems with any (App. E.2)."""
+    """avg@n and pass@n of test samples [problems][n] of 0/1: correct ones, problems with a correct one (App. E.2)."""
     return mean(z for problem in outcomes for z in problem), mean(any(problem) for problem in outcomes)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Cost (App. C.4, E.5)
 
-TOKENS = {"prompt": ("prompt_tokens", "draft_prompt_tokens"), "completion": ("completion_tokens",), "draft": ("draft_tokens",),
-          "judge": ("judge_prompt_tokens", "judge_tokens")}
+TOKENS = {"prompt": ("prompt_tokens", "draft_prompt_tokens"), "completion": ("completion_tokens",),
+          "draft": ("draft_tokens",), "judge": ("judge_prompt_tokens", "judge_tokens")}
 
 
 def token_curves(attempts, last):
     """Tokens up to step k, k = 1..last, as {"prompt" | "completion" | "draft" | "judge" | "all": [...]}.
 
-    "prompt" holds the drafts' prompts too, "judge" the judge's prompts and answers; "all" is T_fwd of Eq. 5, where prompt
-    tokens that came from a cache count in full.
+    "prompt" holds the drafts' prompts too, "judge" the judge's prompts and answers; "all" is T_fwd of Eq. 5, where
+    prompt tokens that came from a cache count in full.
     """
     curves = {}
     for kind, keys in TOKENS.items():
@@ -112,7 +111,8 @@ def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1):
     """
     seconds = [sum(steps[k]["sample_seconds"] for steps in attempts.values()) for k in range(1, last + 1)]
     total = sum(record["sample_seconds"] for steps in attempts.values() for record in steps.values())
-    return [(startup_seconds + wall_seconds * (part / total if total else 1)) * gpus / 3600 for part in np.cumsum(seconds).tolist()]
+    parts = [part / total if total else 1 for part in np.cumsum(seconds).tolist()]
+    return [(startup_seconds + wall_seconds * part) * gpus / 3600 for part in parts]
 
 
 def length_curve(attempts, last):
@@ -143,7 +143,7 @@ def repeats(attempts):
 
 
 def transitions(attempts):
-    """{problem id: [(signature of step t-1, repeat, fix), ...]} over the steps t that revise a wrong answer with a signature.
+    """{problem id: [(signature of step t-1, repeat, fix), ...]}: steps t that revise a wrong answer with a signature.
 
     A restart step revises a fresh draft instead, so it is no transition. A problem without transitions is left out.
     """
@@ -167,15 +167,15 @@ def bootstrap_interval(differences, draws=10_000, seed=0):
 def paired_rates(ours, theirs):
     """Table 8: repeat and fix rates of two transition tables, first per problem, then over the problems that both have.
 
-    Returns {"problems": n, "repeat": (ours, theirs, difference, (low, high)), "fix": the same}; None without a shared problem.
+    -> {"problems": n, "repeat": (ours, theirs, difference, (low, high)), "fix": the same}, or None, if none is shared.
     """
     shared = [problem for problem in ours if problem in theirs]
-    result = {"problems": len(shared)}
+    result = {"problems": len(shared), "repeat": None, "fix": None}
     for name, column in (("repeat", 1), ("fix", 2)):
-        ours_by_problem, theirs_by_problem = ([mean(t[column] for t in table[p]) for p in shared] for table in (ours, theirs))
-        differences = [a - b for a, b in zip(ours_by_problem, theirs_by_problem)]
-        result[name] = (mean(ours_by_problem), mean(theirs_by_problem), mean(differences), bootstrap_interval(differences)) \
-            if shared else None
+        a, b = ([mean(t[column] for t in table[problem]) for problem in shared] for table in (ours, theirs))
+        differences = [x - y for x, y in zip(a, b)]
+        if shared:
+            result[name] = (mean(a), mean(b), mean(differences), bootstrap_interval(differences))
     return result
 
 
@@ -183,7 +183,7 @@ def pooled_rates(table, independent):
     """Table 9: {"transitions", "repeat", "base", "ratio"} over all transitions together.
 
     The base frequency of a transition is the share of the problem's independent samples (`independent`: the attempts of
-    random sampling) that are wrong with the signature of step t-1. Transitions of problems without samples are left out.
+    random sampling) that are wrong with the signature of step t-1. Problems without samples are left out.
     """
     repeated, base = [], []
     for problem, rows in table.items():
@@ -202,7 +202,7 @@ def pooled_rates(table, independent):
 def self_correction(attempts, final_answer):
     """Table 28 over the first 10 steps: {"wrong_to_right", "right_to_wrong", "repeat", "restart", "mean"}.
 
-    `final_answer(record)` is the extracted answer or None; answers are compared without white space, and none is no repeat.
+    `final_answer(record)` is the extracted answer or None. Answers are compared without white space; none is no repeat.
     """
     after_wrong, after_right, repeated = [], [], []
     early = [r for steps in attempts.values() for r in steps.values() if r["step"] <= SELF_CORRECTION_STEPS]
@@ -221,7 +221,7 @@ def self_correction(attempts, final_answer):
 
 
 def relative_gain(base, update, rollout):
-    """How much of the with-context accuracy the policy keeps without context: (update - base) / (rollout - base), Table 32."""
+    """How much of the with-context gain the policy keeps without context (Table 32); None where there is no gain."""
     return (update - base) / (rollout - base) if rollout != base else None
 
 

@@ -1,7 +1,8 @@
-"""Coverage of the bootstrap intervals of paired repeat rates (Table 8) on simulated problems. By hand: python tests/bench_bootstrap.py
+"""Coverage of the bootstrap intervals of paired repeat rates (Table 8). By hand: python tests/bench_bootstrap.py
 
-Each problem has its own chance to repeat an error under either condition, and 1 to 12 transitions under both; the true difference
-is known. A 95% interval should hold it in about 95 of 100 simulations, in somewhat fewer where there are few problems.
+Each simulated problem has its own chance to repeat an error under either condition, and 1 to 12 transitions under both;
+the true difference is known. A 95% interval should hold it in about 95 of 100 simulations, in somewhat fewer where
+there are few problems.
 """
 import sys
 from pathlib import Path

@@ -11,24 +11,26 @@ import distill
 import engine
 import evaluate
 import report
-import verifiers
 from conftest import make_model
 from data import BadInput
 
 
 def record(problem, step, mark, method="leaf", previous="x", **changes):
-    """A line of rollouts.jsonl: R is correct, P passes the public tests only, anything else is the signature of a wrong answer."""
+    """A line of rollouts.jsonl. `mark`: R is correct, P passes the public tests only, else an error's signature."""
     restart = method == "leaf" and (step - 1) % 5 == 0
     context = [{"role": "user", "content": f"Solve {problem}."}]
-    if method == "leaf":
-        turn = f"Check {problem}." if restart else f"{problem} was {'right' if previous == 'R' else 'wrong'}. Revise it."
-        context += [{"role": "assistant", "content": "a draft" if restart else "an answer"}, {"role": "user", "content": turn}]
-    return {"problem": problem, "bench": "math500", "method": method, "step": step, "restart": restart, "context": context,
-            "response": f"answer {step}", "tail": None, "draft": "a draft" if restart else None, "prompt_tokens": 10, "completion_tokens": 4,
-            "draft_prompt_tokens": 5 * restart, "draft_tokens": 3 * restart, "judge_prompt_tokens": 0, "judge_tokens": 0,
-            "finish_reason": "stop", "truncated": False, "reward": int(mark in "RP"), "correct": int(mark == "R"), "feedback": "",
-            "signature": None if mark in "RP" else mark, "fault": None, "seed": step, "sample_seconds": 1.0, "verify_seconds": 0.1,
-            "elapsed_seconds": 3960.0, **changes}
+    if restart:
+        context += [{"role": "assistant", "content": "a draft"}, {"role": "user", "content": f"Check {problem}."}]
+    elif method == "leaf":
+        turn = f"{problem} was {'right' if previous == 'R' else 'wrong'}. Revise it."
+        context += [{"role": "assistant", "content": "an answer"}, {"role": "user", "content": turn}]
+    return {"problem": problem, "bench": "math500", "method": method, "step": step, "restart": restart,
+            "context": context, "response": f"answer {step}", "tail": None, "draft": "a draft" if restart else None,
+            "prompt_tokens": 10, "completion_tokens": 4, "draft_prompt_tokens": 5 * restart,
+            "draft_tokens": 3 * restart, "judge_prompt_tokens": 0, "judge_tokens": 0, "finish_reason": "stop",
+            "truncated": False, "reward": int(mark in "RP"), "correct": int(mark == "R"), "feedback": "",
+            "signature": None if mark in "RP" else mark, "fault": None, "seed": step, "sample_seconds": 1.0,
+            "verify_seconds": 0.1, "elapsed_seconds": 3960.0, **changes}
 
 
 def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explored=True, **settings):
@@ -40,9 +42,11 @@ def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explore
         lines += [record(problem, t, mark, method, marks[t - 2]) for t, mark in enumerate(marks, 1) if mark != "."]
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if explored:
-        settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed, "memory": "leaf", "restart": 5,
+        settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed,
+                    "memory": "leaf", "restart": 5,
                     "compress": "tail", "update_every": None, "gpu_hours": 5, **settings}
-        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1, "parameters": 1_000_000_000}
+        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1,
+                  "parameters": 1_000_000_000}
         (folder / "explore.json").write_text(json.dumps({"settings": settings, "versions": {}, "result": result}))
     return str(folder / "rollouts.jsonl")
 
@@ -73,13 +77,14 @@ def test_curve_table_goes_step_by_step(tmp_path):
     group = report.read_group([write_run(tmp_path, {"a": "x R", "b": "y y"})])
     table = rows(report.curve_table(group))
     assert [row["pass@k (%)"] for row in table] == [0, 50]
-    assert [(row["prompt tokens"], row["completion tokens"], row["draft tokens"], row["judge tokens"]) for row in table] == [
-        (30, 8, 6, 0), (50, 16, 6, 0)]
+    assert [[row[f"{kind} tokens"] for kind in ("prompt", "completion", "draft", "judge")] for row in table] == [
+        [30, 8, 6, 0], [50, 16, 6, 0]]
     assert [row["GPU hours"] for row in table] == pytest.approx([0.1 + 0.5, 0.1 + 1.0])
 
 
 def test_seeds_give_mean_and_deviation(tmp_path):
-    paths = [write_run(tmp_path / "2", {"a": "R R", "b": "R R"}, seed=2), write_run(tmp_path / "1", {"a": "x x", "b": "R x"}, seed=1)]
+    paths = [write_run(tmp_path / "2", {"a": "R R", "b": "R R"}, seed=2),
+             write_run(tmp_path / "1", {"a": "x x", "b": "R x"}, seed=1)]
     row, = rows(report.result_table([report.read_group(paths)]))
     assert row["pass@k (%)"] == pytest.approx((75, 50 ** 0.5 * 5))
     assert "75.00 ± 35.36" in report.result_table([report.read_group(paths)]).markdown()
@@ -128,31 +133,35 @@ def test_ablations_and_training_sets_have_their_own_names(tmp_path):
 def test_comparison_with_random_sampling(tmp_path):
     leaf = report.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R"})])
     independent = report.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
-    results, leaf_curve, random_curve, repeats, speed, length, pooled = map(rows, report.all_tables([leaf, independent]))
-    assert repeats == [{"model": report.QWEN, "bench": "math500", "wrong": 7, "repeat (%)": pytest.approx(300 / 7)}]
+    repeats, speed, length, pooled = map(rows, report.all_tables([leaf, independent])[3:])
+    cell = {"model": report.QWEN, "bench": "math500"}
+    assert repeats == [cell | {"wrong": 7, "repeat (%)": pytest.approx(300 / 7)}]
     # LEAF's pass rates 0, 1/2, 1, 1 reach random sampling's last 1/2 at call 2; 4 / 2
     assert speed[0]["x axis"] == "verifier calls" and speed[0]["mean"] == 2 and speed[0]["mean curve"] == 2
-    # compute: (14 * 8) tokens against (14 * 2 + 8) * 1 + 14 * 2 = 64 ... both in units of 2 N
+    # the same in tokens: eight answers against four answers and two drafts
     assert speed[1]["mean"] == pytest.approx(8 * 14 / (4 * 14 + 2 * 8))
-    assert length == [{"model": report.QWEN, "bench": "math500", "length (ratio)": 1, "pass rate gain (pp)": 50}]
+    assert length == [cell | {"length (ratio)": 1, "pass rate gain (pp)": 50}]
     # transitions a: x>x, x>R; b: y>R; base 1/4, 1/4, 4/4
-    assert pooled == [{"model": report.QWEN, "bench": "math500", "transitions": 3, "repeat (%)": pytest.approx(100 / 3), "base (%)": 50,
-                       "ratio": pytest.approx(1 / 1.5)}]
+    assert pooled == [cell | {"transitions": 3, "repeat (%)": pytest.approx(100 / 3), "base (%)": 50,
+                              "ratio": pytest.approx(1 / 1.5)}]
 
 
 def test_comparison_of_two_memories(tmp_path):
     leaf = report.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z"})])
-    blind = report.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R"}, memory="no-feedback")])
+    blind = report.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R"},
+                                         memory="no-feedback")])
     row = report.paired_table(leaf, blind).rows[0]
-    assert row[2] == 2                                                                 # a and c have transitions in both
-    assert row[3:6] == pytest.approx([100 * (0.5 + 1) / 2, 100 * (1 + 0) / 2, 25])     # repeat: 1/2, 1 against 1, 0
-    assert row[8:11] == pytest.approx([100 * 0.5 / 2, 100 * 1 / 2, -25])               # fix: 1/2, 0 against 0, 1
+    assert row[2] == 2                                                               # a and c have transitions in both
+    assert row[3:6] == pytest.approx([100 * (0.5 + 1) / 2, 100 * (1 + 0) / 2, 25])   # repeat: 1/2, 1 against 1, 0
+    assert row[8:11] == pytest.approx([100 * 0.5 / 2, 100 * 1 / 2, -25])             # fix: 1/2, 0 against 0, 1
 
 
 def test_json_has_the_numbers_of_the_tables_and_the_plot_is_drawn(tmp_path, capsys):
     leaf = [write_run(tmp_path / f"leaf{s}", {"a": "x x R", "b": "y R R"}, seed=s) for s in (1, 2, 3)]
-    independent = [write_run(tmp_path / f"random{s}", {"a": "x y x", "b": "y R y"}, method="random", seed=s) for s in (1, 2, 3)]
-    call("--rollouts", *leaf, "--versus", *independent, "--plot", tmp_path / "curve.png", "--out", tmp_path / "numbers.json", "--paper")
+    independent = [write_run(tmp_path / f"random{s}", {"a": "x y x", "b": "y R y"}, method="random", seed=s)
+                   for s in (1, 2, 3)]
+    call("--rollouts", *leaf, "--versus", *independent, "--plot", tmp_path / "curve.png",
+         "--out", tmp_path / "numbers.json", "--paper")
     out = capsys.readouterr().out
     tables = json.loads((tmp_path / "numbers.json").read_text())
     assert [table["title"] in out for table in tables] == [True] * len(tables)
@@ -194,7 +203,7 @@ DIALOGUE = """Problem a of math500
 [assistant]
     answer 2
 
---> passes the public tests, fails the private ones (4 tokens, truncated)
+--> passes the public tests only (4 tokens, truncated)
 
     Test 3 failed"""
 
@@ -230,7 +239,7 @@ class ScriptedEngine:
 
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
         text = "".join(map(chr, prompt_token_ids))
-        self.requests.append({"text": text, "seed": seed, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p,
+        self.requests.append({"text": text, "seed": seed, "max_tokens": max_tokens, "temperature": temperature,
                               "adapter": adapter, "priority": priority})
         if self.interrupt_after is not None and len(self.requests) > self.interrupt_after:
             signal.raise_signal(signal.SIGINT)
@@ -247,7 +256,8 @@ class ScriptedEngine:
 
 def own_bench(folder, problems=("p1", "p2", "p3")):
     path = folder / "own.jsonl"
-    path.write_text("".join(json.dumps({"id": p, "problem": f"What is {p}?", "verifier": "math", "answer": "7"}) + "\n" for p in problems))
+    lines = [{"id": p, "problem": f"What is {p}?", "verifier": "math", "answer": "7"} for p in problems]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -274,7 +284,8 @@ def test_avg_and_pass_of_a_scripted_model(tmp_path, scripted, toy_model, capsys)
     assert result["settings"]["samples"] == 4 and result["versions"]["torch"]
     lines = [json.loads(line) for line in (tmp_path / "base.jsonl").read_text().splitlines()]
     assert len(lines) == 12 and {line["response"] for line in lines} == {RIGHT, WRONG}
-    assert {(r["adapter"], r["priority"]) for r in fake.requests} == {(None, 0)} and len({r["seed"] for r in fake.requests}) == 12
+    assert {(r["adapter"], r["priority"]) for r in fake.requests} == {(None, 0)}
+    assert len({r["seed"] for r in fake.requests}) == 12
     assert fake.closed and "| 50.00 | 66.67 |" in capsys.readouterr().out
 
 
@@ -282,7 +293,8 @@ def test_an_adapter_answers_and_its_base_model_judges(tmp_path, scripted, toy_mo
     fake = scripted(ScriptedEngine({"expert grader": ["Right. yes"], "p1": ["Final answer: 7"] * 2}))
     bench = tmp_path / "own.jsonl"
     bench.write_text(json.dumps({"id": "p1", "problem": "What is p1?", "verifier": "judge", "reference": "7"}) + "\n")
-    call("--bench", bench, "--model", toy_model, "--engine", "hf", "--adapter", toy_adapters[0], "--samples", 2, "--out", tmp_path / "a.json")
+    call("--bench", bench, "--model", toy_model, "--engine", "hf", "--adapter", toy_adapters[0], "--samples", 2,
+         "--out", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["problems"]["correct"] == {"p1": [1, 1]}
     answers, judged = ([r for r in fake.requests if ("expert grader" in r["text"]) == judge] for judge in (False, True))
     assert fake.adapters and {r["adapter"] for r in answers} == {toy_adapters[0]}
@@ -292,7 +304,8 @@ def test_an_adapter_answers_and_its_base_model_judges(tmp_path, scripted, toy_mo
 
 def test_a_problem_that_the_window_cannot_hold_counts_as_not_solved(tmp_path, scripted, toy_model, capsys):
     scripted(ScriptedEngine({"p1": engine.ContextTooLong("its context does not fit."), "p2": [RIGHT]}))
-    call("--bench", own_bench(tmp_path, ("p1", "p2")), "--model", toy_model, "--engine", "hf", "--samples", 1, "--out", tmp_path / "o.json")
+    call("--bench", own_bench(tmp_path, ("p1", "p2")), "--model", toy_model, "--engine", "hf", "--samples", 1,
+         "--out", tmp_path / "o.json")
     result = json.loads((tmp_path / "o.json").read_text())["result"]
     assert result["avg"] == 0.5 and result["faults"] == {"its context does not fit.": 1}
     assert "p1 counts as not solved" in capsys.readouterr().err
@@ -311,7 +324,8 @@ def test_the_whole_path_on_a_random_model(tmp_path, toy_model, toy_adapters):
     for name, flags in (("base", []), ("adapter", ["--adapter", toy_adapters[0]])):
         call("--bench", own_bench(tmp_path), "--model", toy_model, "--max-tokens", 8, "--samples", 2, "--limit", 2,
              "--out", tmp_path / f"{name}.json", *flags)
-    base, adapter = ([json.loads(line)["response"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()] for name in ("base", "adapter"))
+    base, adapter = ([json.loads(line)["response"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+                     for name in ("base", "adapter"))
     assert len(base) == len(adapter) == 4 and sorted(base) != sorted(adapter)
 
 
@@ -324,15 +338,17 @@ RESPONSES = {"p1": [RIGHT, WRONG, WRONG, WRONG], "p2": [RIGHT] * 4, "p4": [RIGHT
 
 @pytest.fixture
 def trained(tmp_path, toy_model):
-    """The folder of a small exploration and update: C+ has p1 (steps 2, 3), p2 (step 1, a restart) and p4 (steps 1, 2, 3)."""
+    """A small exploration and update: C+ has p1 (steps 2, 3), p2 (step 1, a restart) and p4 (steps 1, 2, 3)."""
     path = Path(write_run(tmp_path, MARKS, model=toy_model, bench=str(own_bench(tmp_path, MARKS)), data=None))
     path.write_text(path.read_text().replace('"math500"', '"own"'))
     rollouts = [json.loads(line) for line in path.read_text().splitlines()]
-    cplus = [{"problem": r["problem"], "bench": "own", "model": toy_model, "family": "qwen3", "opening": r["context"][:1], "context": r["context"],
-              "decoding": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64}, "response": r["response"], "step": r["step"]}
+    shared = {"bench": "own", "model": toy_model, "family": "qwen3",
+              "decoding": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64}}
+    cplus = [{**shared, "opening": r["context"][:1], **{key: r[key] for key in ("problem", "context", "response", "step")}}
              for r in rollouts if r["correct"]]
-    samples = [{"step": step, "problem": problem, "response": response, "truncated": False, "prompt_tokens": 10, "completion_tokens": 5,
-                "context_tokens": 30} for step, problem, response in ((1, "p1", RIGHT), (1, "p2", RIGHT), (2, "p1", WRONG))]
+    samples = [{"step": step, "problem": problem, "response": response, "truncated": False, "prompt_tokens": 10,
+                "completion_tokens": 5, "context_tokens": 30}
+               for step, problem, response in ((1, "p1", RIGHT), (1, "p2", RIGHT), (2, "p1", WRONG))]
     steps = [{"step": step, "sample_seconds": 1800.0, "train_seconds": 900.0} for step in (1, 2)]
     for name, lines in (("cplus", cplus), ("samples", samples), ("distill", steps)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -341,23 +357,24 @@ def trained(tmp_path, toy_model):
 
 
 def tables(path):
-    return [[dict(zip(table["columns"], row)) for row in table["rows"]] for table in json.loads(path.read_text())["tables"]]
+    return [rows(report.Table(**table)) for table in json.loads(path.read_text())["tables"]]
 
 
 def test_teacher_accuracy_and_trace_statistics(trained, scripted):
     fake = scripted(ScriptedEngine(RESPONSES))
     call("--teacher", "--cplus", trained / "cplus.jsonl", "--traces", "success", "failure", "--engine", "hf")
     accuracy, traces = tables(trained / "teacher.json")
-    assert accuracy == [{"traces": "success", "problems": 3, "accuracy (%)": pytest.approx(700 / 12)},
-                        {"traces": "failure", "problems": 3, "accuracy (%)": pytest.approx(700 / 12)},
-                        {"traces": "failure, without the plain prompts", "problems": 2, "accuracy (%)": pytest.approx(500 / 8)}]
-    # failure contexts: p1 the restart at step 1; p2 after right, after wrong; p4 none. random: p1 swaps its two verdicts, p4 has only one
-    assert traces == [{"problems": 3, "successful per problem": 2, "failure per problem": 1, "plain prompt": 1, "random": 4,
-                       "from other problems": 2, "restart": 2}]
+    assert [(row["traces"], row["problems"]) for row in accuracy] == [
+        ("success", 3), ("failure", 3), ("failure, without plain prompts", 2)]
+    assert [row["accuracy (%)"] for row in accuracy] == pytest.approx([700 / 12, 700 / 12, 500 / 8])
+    # failure: p1 the restart at step 1; p2 after right and after wrong; p4 none. random: p1 swaps its two verdicts, p4
+    # has only one
+    assert traces == [{"problems": 3, "successful per problem": 2, "failure per problem": 1, "plain prompt": 1,
+                       "random": 4, "from other problems": 2, "restart": 2}]
     turns = ["p1 was wrong. Revise it.", "p1 was right. Revise it."]
-    drawn = [distill.draw_context(turns, 1, k, "p1") for k in (1, 2, 3, 4)]          # sample k: as the trainer draws at step k
+    drawn = [distill.draw_context(turns, 1, k, "p1") for k in (1, 2, 3, 4)]   # sample k: as the trainer draws at step k
     assert [r["text"] for r in fake.requests if "p1" in r["text"]][:4] == drawn
-    assert "Solve p4." in [r["text"] for r in fake.requests]                         # no failure: the plain prompt
+    assert "Solve p4." in [r["text"] for r in fake.requests]                  # no failure: the plain prompt
     assert {r["adapter"] for r in fake.requests} == {None}
 
 
@@ -366,11 +383,14 @@ def test_internalization_and_cost_of_the_update(trained, scripted):
     call("--update", trained, "--internalization", "--engine", "hf")
     cost, kept = tables(trained / "internalization.json")
     exploration = 12 * 14 + 4 * 8                                                    # twelve answers, four drafts
-    assert [(row["forward tokens"], row["trained tokens"]) for row in cost] == [(exploration, 0), (3 * 50, 3 * 15), (3 * 65, 3 * 15)]
-    assert [row["PFLOPs"] for row in cost] == pytest.approx([2e-6 * exploration, 2e-6 * 150 + 6e-6 * 45, 2e-6 * 195 + 6e-6 * 45])
+    assert [row["forward tokens"] for row in cost] == [exploration, 3 * 50, 3 * 65]
+    assert [row["trained tokens"] for row in cost] == [0, 3 * 15, 3 * 15]
+    assert [row["PFLOPs"] for row in cost] == pytest.approx(
+        [2e-6 * exploration, 2e-6 * 150 + 6e-6 * 45, 2e-6 * 195 + 6e-6 * 45])
     assert [row["GPU hours"] for row in cost] == pytest.approx([1.1, 1.5, 1.5])
-    # p4 has no student response. base: p1 1/4, p2 4/4; update: p1's last is wrong, p2's right; rollout: p1 right, p2 wrong at step 3
-    assert kept == [{"problems": 2, "base (%)": 62.5, "update (%)": 50, "rollout, step 3 (%)": 50, "relative gain (%)": 100}]
+    # p4 has no student response. base: p1 1/4, p2 4/4; update: p1's last is wrong, p2's right; step 3: p1 right alone
+    assert kept == [{"problems": 2, "base (%)": 62.5, "update (%)": 50, "rollout, step 3 (%)": 50,
+                     "relative gain (%)": 100}]
 
 
 def test_cost_of_the_update_needs_no_engine(trained, capsys):
@@ -387,7 +407,8 @@ def test_self_correction_on_the_problems_of_cplus(trained, tmp_path):
 
 def test_final_answer_is_what_the_bench_asks_for():
     response = "```python\nshort\n```\nand\n```python\nthe longer one\n```\nFinal answer: 3 m\n\\boxed{7}"
-    found = {bench: report.final_answer({"bench": bench, "response": response}) for bench in ("math500", "lcb", "sciknoweval", "own")}
+    found = {bench: report.final_answer({"bench": bench, "response": response})
+             for bench in ("math500", "lcb", "sciknoweval", "own")}
     assert found == {"math500": "7", "lcb": "the longer one\n", "sciknoweval": " 3 m\n\\boxed{7}", "own": "7"}
     assert [report.final_answer({"bench": bench, "response": "no idea"}) for bench in found] == [None] * 4
 
@@ -427,22 +448,27 @@ BAD = {
     "a file of something else": (lambda f: ["--rollouts", str(own_bench(f))], "not a file of rollouts"),
     "a damaged explore.json": (damaged, "explore.json is damaged"),
     "no complete step": (lambda f: ["--rollouts", write_run(f, {"a": "x", "b": ". x"})], "no step is complete"),
-    "two methods in one group": (lambda f: ["--rollouts", write_run(f / "1", {"a": "x"}), write_run(f / "2", {"a": "x"}, method="random")],
-                                 "--versus"),
+    "two methods in one group": (
+        lambda f: ["--rollouts", write_run(f / "1", {"a": "x"}), write_run(f / "2", {"a": "x"}, method="random")],
+        "--versus"),
     "one run twice": (lambda f: ["--rollouts", *[write_run(f, {"a": "x"})] * 2], "with seed 1"),
-    "seeds of different benches": (lambda f: ["--rollouts", *(write_run(f / m, {"a": "x"}, seed=s, model=m) for s, m in ((1, "m"), (2, "n")))],
-                                   "the seeds have different"),
-    "more seeds of one": (lambda f: ["--rollouts", *(write_run(f / str(s), {"a": "x"}, seed=s) for s in (1, 2)), "--versus",
-                                     write_run(f / "r", {"a": "x"}, method="random")], "number of seeds"),
-    "an unknown problem": (lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--show", "zz"], "there is no problem zz"),
+    "seeds of different models": (
+        lambda f: ["--rollouts", *(write_run(f / m, {"a": "x"}, seed=s, model=m) for s, m in ((1, "m"), (2, "n")))],
+        "the seeds have different"),
+    "more seeds of one": (
+        lambda f: ["--rollouts", *(write_run(f / str(s), {"a": "x"}, seed=s) for s in (1, 2)),
+                   "--versus", write_run(f / "r", {"a": "x"}, method="random")], "number of seeds"),
+    "an unknown problem": (lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--show", "zz"], "no problem zz"),
     "no update": (lambda f: ["--update", str(f)], "no distill.json"),
     "no contexts": (lambda f: ["--teacher", "--cplus", str(f / "cplus.jsonl")], "cplus.jsonl"),
     "an unknown bench": (lambda f: ["--bench", "math501", "--model", "MODEL"], "math501"),
     "a bench file that is not there": (lambda f: ["--bench", str(f / "none.jsonl"), "--model", "MODEL"], "none.jsonl"),
     "a model that is not there": (lambda f: ["--bench", str(own_bench(f)), "--model", str(f / "none")], "none"),
-    "an adapter that is none": (lambda f: ["--bench", str(own_bench(f)), "--model", "MODEL", "--adapter", str(f)], "adapter_config.json"),
-    "the adapter of another model": (lambda f: ["--bench", str(own_bench(f)), "--model", make_model(f / "other"), "--adapter", "ADAPTER"],
-                                     "was trained on"),
+    "an adapter that is none": (
+        lambda f: ["--bench", str(own_bench(f)), "--model", "MODEL", "--adapter", str(f)], "adapter_config.json"),
+    "the adapter of another model": (
+        lambda f: ["--bench", str(own_bench(f)), "--model", make_model(f / "other"), "--adapter", "ADAPTER"],
+        "was trained on"),
 }
 
 
@@ -457,6 +483,6 @@ def test_bad_input_is_one_sentence(case, tmp_path, toy_model, toy_adapters):
 
 
 def test_bad_input_exits_with_status_2_and_no_traceback(tmp_path):
-    done = subprocess.run([sys.executable, "evaluate.py", "--rollouts", str(tmp_path / "none.jsonl")], capture_output=True, text=True,
-                          cwd=Path(evaluate.__file__).parent)
+    done = subprocess.run([sys.executable, "evaluate.py", "--rollouts", str(tmp_path / "none.jsonl")],
+                          capture_output=True, text=True, cwd=Path(evaluate.__file__).parent)
     assert done.returncode == 2 and "none.jsonl" in done.stderr and "Traceback" not in done.stderr and done.stdout == ""

@@ -9,16 +9,18 @@ from data import BadInput
 
 
 def run(answers, restart=5, **changes):
-    """Attempts from {problem: "x x y R ..."}: R is correct, P passes the public tests only, - is wrong without a signature,
-    anything else is the signature of a wrong answer, and a dot is a step that is not there."""
+    """Attempts from {problem: "x x y R ..."}: R is correct, P passes the public tests only, - is wrong without a
+    signature, anything else is the signature of a wrong answer, and a dot is a step that is not there."""
     records = []
     for problem, line in answers.items():
         for t, mark in enumerate(line.split(), 1):
             if mark != ".":
-                records.append({"problem": problem, "step": t, "restart": bool(restart) and (t - 1) % restart == 0, "correct": int(mark == "R"),
-                                "reward": int(mark in "RP"), "signature": None if mark in "RP-" else mark, "prompt_tokens": 10,
-                                "completion_tokens": 3, "draft_prompt_tokens": 0, "draft_tokens": 0, "judge_prompt_tokens": 0,
-                                "judge_tokens": 0, "sample_seconds": 1.0, **changes})
+                records.append({
+                    "problem": problem, "step": t, "restart": bool(restart) and (t - 1) % restart == 0,
+                    "correct": int(mark == "R"), "reward": int(mark in "RP"),
+                    "signature": None if mark in "RP-" else mark, "prompt_tokens": 10, "completion_tokens": 3,
+                    "draft_prompt_tokens": 0, "draft_tokens": 0, "judge_prompt_tokens": 0, "judge_tokens": 0,
+                    "sample_seconds": 1.0, **changes})
     return measures.by_problem(records)
 
 
@@ -56,9 +58,10 @@ def test_avg_and_pass_of_test_samples():
 
 
 def test_tokens_count_drafts_and_judge_in_full():
-    attempts = run({"a": "R R", "b": "R R"}, draft_prompt_tokens=7, draft_tokens=5, judge_prompt_tokens=20, judge_tokens=2)
-    assert measures.token_curves(attempts, 2) == {"prompt": [34, 68], "completion": [6, 12], "draft": [10, 20], "judge": [44, 88],
-                                                  "all": [94, 188]}
+    tokens = {"draft_prompt_tokens": 7, "draft_tokens": 5, "judge_prompt_tokens": 20, "judge_tokens": 2}
+    attempts = run({"a": "R R", "b": "R R"}, **tokens)
+    assert measures.token_curves(attempts, 2) == {
+        "prompt": [34, 68], "completion": [6, 12], "draft": [10, 20], "judge": [44, 88], "all": [94, 188]}
 
 
 def test_length_is_completion_tokens_per_graded_answer():
@@ -68,12 +71,13 @@ def test_length_is_completion_tokens_per_graded_answer():
 
 
 def test_flops_are_2n_a_forward_token_and_6n_a_trained_one():
-    assert measures.petaflops(8.19e9, 12_150_000) == pytest.approx(199, abs=0.1)  # Table 13: Qwen3-8B, MATH-500, 12.1 M tokens
+    assert measures.petaflops(8.19e9, 12_150_000) == pytest.approx(199, abs=0.1)  # Table 13: Qwen3-8B, MATH-500, 12.1 M
     assert measures.petaflops(1e9, 1e6, 2e6) == pytest.approx(2 + 12)
 
 
 def test_tokens_of_an_update_in_both_accountings():
-    samples = [{"prompt_tokens": 10, "completion_tokens": 5, "context_tokens": 30}, {"prompt_tokens": 12, "completion_tokens": 3, "context_tokens": 12}]
+    samples = [{"prompt_tokens": 10, "completion_tokens": 5, "context_tokens": 30},
+               {"prompt_tokens": 12, "completion_tokens": 3, "context_tokens": 12}]
     assert measures.update_tokens(samples) == (30 + 50, 60 + 50, 30)
 
 
@@ -92,15 +96,16 @@ def test_repeats_among_independent_samples():
 
 
 def test_transitions_skip_restarts_and_answers_without_signature():
-    assert measures.transitions(LEAF) == {"a": [("x", True, False), ("x", False, False), ("y", False, True), ("x", True, False)],
-                                          "b": [("z", False, True)]}
-    assert measures.transitions(run({"a": "x . x"})) == {}                                  # the step before is not there
-    assert measures.transitions(run({"a": "x P"})) == {"a": [("x", False, True)]}           # fixed as far as the policy can see
-    assert len(measures.transitions(run({"a": "x " * 30}, restart=None))["a"]) == 23        # the first 24 steps only
+    assert measures.transitions(LEAF) == {
+        "a": [("x", True, False), ("x", False, False), ("y", False, True), ("x", True, False)],
+        "b": [("z", False, True)]}
+    assert measures.transitions(run({"a": "x . x"})) == {}                            # the step before is not there
+    assert measures.transitions(run({"a": "x P"})) == {"a": [("x", False, True)]}     # fixed, as far as the policy sees
+    assert len(measures.transitions(run({"a": "x " * 30}, restart=None))["a"]) == 23  # the first 24 steps only
 
 
 def test_paired_rates_average_problems_that_both_runs_have():
-    other = measures.transitions(run({"a": "x R x x x", "d": "q q"}))     # a: fix, repeat, repeat; d is in this run only
+    other = measures.transitions(run({"a": "x R x x x", "d": "q q"}))  # a: fix, repeat, repeat; d is in this run only
     rates = measures.paired_rates(measures.transitions(LEAF), other)
     assert rates["problems"] == 1
     assert rates["repeat"][:3] == pytest.approx((2 / 4, 2 / 3, 2 / 4 - 2 / 3))
@@ -120,26 +125,26 @@ def test_bootstrap_interval_of_two_values():
 def test_pooled_rates_against_the_base_frequency():
     rates = measures.pooled_rates(measures.transitions(LEAF), INDEPENDENT)
     assert rates == {"transitions": 5, "repeat": 2 / 5, "base": (0.5 + 0.5 + 0.25 + 0.5 + 0.25) / 5, "ratio": 2 / 2}
-    only_b = measures.pooled_rates(measures.transitions(LEAF), {"b": INDEPENDENT["b"]})    # a was never sampled independently
+    only_b = measures.pooled_rates(measures.transitions(LEAF), {"b": INDEPENDENT["b"]})  # a has no independent samples
     assert only_b == {"transitions": 1, "repeat": 0, "base": 0.25, "ratio": 0}
-    never = measures.pooled_rates({"a": [("w", True, False)]}, INDEPENDENT)                # no independent sample errs that way
+    never = measures.pooled_rates({"a": [("w", True, False)]}, INDEPENDENT)              # none of them errs that way
     assert never == {"transitions": 1, "repeat": 1, "base": 0, "ratio": None}
     assert measures.pooled_rates({}, INDEPENDENT) == {"transitions": 0, "repeat": None, "base": None, "ratio": None}
 
 
 def test_self_correction():
-    """Pairs within two segments. a: x>x x>y y>R R>x, then x>x; b: ->z z>R R>R R>R, then R>z; step 11 is too late."""
+    """Pairs in two segments. a: x>x x>y y>R R>x, then x>x; b: ->z z>R R>R R>R, then R>z; step 11 is too late. The
+    repeats: x>x, x>y (the same but for white space), x>x; two answers that are missing do not repeat each other."""
     attempts = run({"a": "x x y R x x x", "b": "- z R R R R z . . . z"})
     answers = {"x": " 1 2", "y": "12", "z": None, None: None}
     rates = measures.self_correction(attempts, lambda record: answers[record["signature"]])
     assert rates == {"wrong_to_right": 2 / 6, "right_to_wrong": 2 / 4,
-                     "repeat": 3 / 6,                                  # x>x, x>y (the same but for white space), x>x; none is no repeat
-                     "restart": 1 / 4, "mean": 5 / 14}
+                     "repeat": 3 / 6, "restart": 1 / 4, "mean": 5 / 14}
     assert measures.self_correction(run({"a": "R R"}), lambda record: None)["wrong_to_right"] is None
 
 
 def test_relative_gain_is_the_papers():
-    assert 100 * measures.relative_gain(42.35, 58.31, 72.64) == pytest.approx(52.69, abs=0.005)  # Table 32, Qwen3-8B, LCB
+    assert measures.relative_gain(42.35, 58.31, 72.64) == pytest.approx(0.5269, abs=5e-5)  # Table 32, Qwen3-8B, LCB
     assert measures.relative_gain(0.5, 0.6, 0.5) is None
 
 
