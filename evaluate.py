@@ -92,9 +92,20 @@ def responses_path(out):
     return os.path.splitext(out)[0] + ".jsonl"
 
 
+def make_room(path):
+    """Make the folder that the file `path` will stand in; BadInput if that cannot be."""
+    folder = os.path.dirname(path) or "."
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise data.BadInput(f"the folder of {path} cannot be made ({error.strerror}): name another file.") from None
+    if os.path.isdir(path) or not os.access(folder, os.W_OK):
+        raise data.BadInput(f"{path} cannot be written: name a file in a folder of yours.")
+
+
 def run_requests(args, settings, requests, out):
     """-> records. The responses go to the .jsonl beside the file `out`."""
-    os.makedirs(os.path.dirname(out) or ".", exist_ok=True)
+    make_room(out)
     print(f"{engine.describe(settings)}, adapter {args.adapter or 'none'}", flush=True)
     try:
         return asyncio.run(answer_all(requests, settings, args.seed, args.adapter, responses_path(out)))
@@ -249,6 +260,7 @@ def update_main(args):
         return
     print(cost.markdown())
     if args.out:
+        make_room(args.out)
         runs.write_json(args.out, [dataclasses.asdict(cost)])
 
 
@@ -282,6 +294,10 @@ def rollouts_main(args):
     if args.show:
         print(report.show(args.rollouts + args.versus, args.show))
         return
+    if args.plot and os.path.splitext(args.plot)[1] not in (".png", ".pdf", ".svg"):
+        raise data.BadInput(f"--plot {args.plot} has no known ending: name a .png, .pdf or .svg file.")
+    for path in filter(None, (args.out, args.plot)):
+        make_room(path)
     groups = [report.read_group(paths) for paths in (args.rollouts, args.versus) if paths]
     if len({group.method for group in groups}) < len(groups):  # two runs of one method: their folders tell them apart
         for group, paths in zip(groups, (args.rollouts, args.versus)):
@@ -304,7 +320,7 @@ def main(argv=None):
     what.add_argument("--rollouts", nargs="+", metavar="FILE", help="rollouts.jsonl of one method; any seeds, benches")
     what.add_argument("--teacher", action="store_true", help="test on the contexts of --cplus (Tables 5, 27, 29)")
     what.add_argument("--update", metavar="FOLDER", help="what the policy update in this folder cost")
-    parser.add_argument("--out", metavar="FILE.json", help="where the numbers go (a test says its default)")
+    parser.add_argument("--out", metavar="FILE.json", help="file of the numbers (a test has a default and prints it)")
     parser.add_argument("--paper", action="store_true", help="show the paper's numbers too, for its models and benches")
     group = parser.add_argument_group("tests")
     group.add_argument("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
@@ -315,12 +331,12 @@ def main(argv=None):
     group.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
     group.add_argument("--traces", nargs="+", choices=["success", "failure", "random"], default=["success"],
                        help="contexts of the teacher (with --teacher)")
-    group.add_argument("--internalization", action="store_true", help="Table 32 (with --update)")
+    group.add_argument("--internalization", action="store_true", help="test what stays without context (Table 32)")
     group = parser.add_argument_group("rollouts")
     group.add_argument("--versus", nargs="+", metavar="FILE", default=[], help="rollouts.jsonl to compare with")
     group.add_argument("--plot", metavar="FILE.png", help="draw the pass rate against calls, compute and GPU time")
     group.add_argument("--show", metavar="PROBLEM_ID", help="print one problem's attempts as a dialogue")
-    group.add_argument("--cplus", metavar="FILE", help="problems of Table 28; contexts of --teacher")
+    group.add_argument("--cplus", metavar="FILE", help="self-correction on its problems (Table 28)")
     engine.add_arguments(parser)
     args = parser.parse_args(argv)
     if args.teacher and not args.cplus:

@@ -344,8 +344,8 @@ def trained(tmp_path, toy_model):
     rollouts = [json.loads(line) for line in path.read_text().splitlines()]
     shared = {"bench": "own", "model": toy_model, "family": "qwen3",
               "decoding": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 64}}
-    cplus = [{**shared, "opening": r["context"][:1], **{key: r[key] for key in ("problem", "context", "response", "step")}}
-             for r in rollouts if r["correct"]]
+    cplus = [{**shared, "opening": r["context"][:1], "problem": r["problem"], "context": r["context"],
+              "response": r["response"], "step": r["step"]} for r in rollouts if r["correct"]]
     samples = [{"step": step, "problem": problem, "response": response, "truncated": False, "prompt_tokens": 10,
                 "completion_tokens": 5, "context_tokens": 30}
                for step, problem, response in ((1, "p1", RIGHT), (1, "p2", RIGHT), (2, "p1", WRONG))]
@@ -458,6 +458,12 @@ BAD = {
     "more seeds of one": (
         lambda f: ["--rollouts", *(write_run(f / str(s), {"a": "x"}, seed=s) for s in (1, 2)),
                    "--versus", write_run(f / "r", {"a": "x"}, method="random")], "number of seeds"),
+    "a plot of no known kind": (lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--plot", str(f / "plot")], ".png"),
+    "a plot that is a folder": (
+        lambda f: ["--rollouts", write_run(f / "x.png", {"a": "x"}), "--plot", str(f / "x.png")], "cannot be written"),
+    "a plot below a file": (
+        lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--plot", str(f / "explore.json" / "x.png")],
+        "cannot be made"),
     "an unknown problem": (lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--show", "zz"], "no problem zz"),
     "no update": (lambda f: ["--update", str(f)], "no distill.json"),
     "no contexts": (lambda f: ["--teacher", "--cplus", str(f / "cplus.jsonl")], "cplus.jsonl"),
