@@ -435,6 +435,7 @@ def engine_environment():
     for name in list(os.environ):
         if name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             del os.environ[name]
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
     try:
         yield
     finally:
@@ -444,8 +445,9 @@ def engine_environment():
 
 
 class VLLMEngine(Engine):
-    """vLLM, in processes of its own that end with this one; made and used in one event loop. One adapter at a time: a request
-    for another one waits until all requests before it are answered."""
+    """vLLM, in processes of its own that end with this one; made and used in one event loop. One adapter, or none, at a time: a
+    request for another waits until all before it are answered (vLLM 0.32.0 on the CPU gives a request without an adapter that
+    of its neighbours in the batch)."""
 
     MAX_LORA_RANK = 64
 
@@ -471,7 +473,7 @@ class VLLMEngine(Engine):
         self.slots = 128 if cpu else 512  # sequences in flight
         self.gate, self.idle, self.running = asyncio.Lock(), asyncio.Event(), 0
         self.idle.set()
-        self.numbers, self.lora, self.mark = itertools.count(1), None, None
+        self.numbers, self.using, self.lora, self.mark = itertools.count(1), None, None, None
         self.adapters = []  # of all adapters that were taken: {"name", "id", "path", "sha256"}
         start_watchdog()
         with engine_environment():
@@ -510,7 +512,10 @@ class VLLMEngine(Engine):
         """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, EngineDead, BadInput (adapter)."""
         params = self.params(seed=seed, max_tokens=self.room(prompt_token_ids, max_tokens), temperature=temperature, top_p=top_p)
         try:
-            async with self.gate:  # in order of arrival, so that a swap is not put off for ever
+            async with self.gate:  # in order of arrival, so that no request waits for ever
+                if adapter != self.using:
+                    await self.idle.wait()
+                    self.using = adapter
                 lora = None if adapter is None else await self._use_adapter(adapter)
                 self.running += 1
                 self.idle.clear()
@@ -549,7 +554,7 @@ class VLLMEngine(Engine):
             if old:
                 await self.llm.remove_lora(old.lora_int_id)
             await self.llm.add_lora(new)
-            held, cleared = await self.llm.list_loras(), await self.llm.reset_prefix_cache()
+            held, cleared = set(await self.llm.list_loras()), await self.llm.reset_prefix_cache()
         except self.dead:
             raise
         except Exception as error:  # raised in the engine's process, of any type
@@ -563,7 +568,8 @@ class VLLMEngine(Engine):
         return new
 
     def close(self):
-        self.llm.shutdown()
+        self.llm.shutdown(timeout=2)  # seconds until its processes are killed: on a CPU they wait for one another
+        self.llm = None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
