@@ -207,20 +207,22 @@ def training_run(args, cplus):
 def trace_table(lines, rollouts):
     """Table 27: how many contexts of each kind the teachers may get."""
     failure = distill.teacher_contexts(lines, "failure", rollouts)
+    plain = [p for p in lines if failure[p] == [lines[p][0]["opening"]]]
+    failures, pairs = sum(len(failure[p]) for p in lines if p not in plain), sum(map(len, lines.values()))
+    restarts = {(r["problem"], r["step"]) for r in rollouts if r["restart"]}
+    restart = sum((p, line["step"]) in restarts for p in lines for line in lines[p])
     try:
         replaced = distill.teacher_contexts(lines, "random", rollouts)
-    except data.BadInput:  # one feedback text everywhere: there are no random traces
-        replaced = distill.teacher_contexts(lines, "success", rollouts)
-    plain = [p for p in lines if failure[p] == [lines[p][0]["opening"]]]
-    turns = {(r["problem"], r["context"][-1]["content"]) for r in rollouts if not r["restart"]}
-    changed = [(p, context[-1]["content"]) for p in lines for line, context in zip(lines[p], replaced[p])
-               if context != line["context"]]
-    pairs, failures = sum(map(len, lines.values())), sum(len(failure[p]) for p in lines if p not in plain)
+        own = {(r["problem"], r["context"][-1]["content"]) for r in rollouts if not r["restart"]}
+        others = sum((p, context[-1]["content"]) not in own for p in lines
+                     for line, context in zip(lines[p], replaced[p]) if (p, line["step"]) not in restarts)
+        random = pairs - restart
+    except data.BadInput:  # the rollouts hold one feedback text alone: there are no random traces
+        others = random = None
     return Table("Contexts of the training problems (Table 27)",
                  ["problems", "successful per problem", "failure per problem", "plain prompt", "random",
                   "from other problems", "restart"],
-                 [[len(lines), pairs / len(lines), failures / len(lines), len(plain), len(changed),
-                   sum(turn not in turns for turn in changed), pairs - len(changed)]])
+                 [[len(lines), pairs / len(lines), failures / len(lines), len(plain), random, others, restart]])
 
 
 def teacher_main(args):

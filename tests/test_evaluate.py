@@ -378,6 +378,15 @@ def test_teacher_accuracy_and_trace_statistics(trained, scripted):
     assert {r["adapter"] for r in fake.requests} == {None}
 
 
+def test_without_a_second_feedback_text_there_are_no_random_traces(trained):
+    lines = distill.read_cplus(trained / "cplus.jsonl")
+    rollouts = [json.loads(line) for line in (trained / "rollouts.jsonl").read_text().splitlines()]
+    for r in [line for kept in lines.values() for line in kept] + rollouts:
+        r["context"][-1]["content"] = "Check it." if r["step"] == 1 else "It was wrong."
+    row, = rows(evaluate.trace_table(lines, rollouts))
+    assert (row["random"], row["from other problems"], row["restart"]) == (None, None, 2)
+
+
 def test_internalization_and_cost_of_the_update(trained, scripted):
     scripted(ScriptedEngine(RESPONSES))
     call("--update", trained, "--internalization", "--engine", "hf")
