@@ -173,9 +173,10 @@ def bench_main(args):
     result = summary(records) | {"samples": n, "wall_seconds": time.time() - begin}
     rows = [[args.adapter or "base model", result["problems"], 100 * result["avg"], 100 * result["pass"],
              result["length"], 100 * result["truncated"], sum(result["faults"].values())]]
-    if args.paper and args.split == "test" and (settings.model, args.bench) in PAPER:
-        rows.append(["the paper", "", *PAPER[settings.model, args.bench][args.adapter is not None], ""])
-    table = Table(f"{name}, {settings.model}", ["", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
+    model = report.model_name(settings.model)
+    if args.paper and args.split == "test" and (model, args.bench) in PAPER:
+        rows.append(["the paper", "", *PAPER[model, args.bench][args.adapter is not None], ""])
+    table = Table(f"{name}, {model}", ["", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
                                                 "truncated (%)", "faults"], rows)
     finish(args, settings, [table], out, result=result,
            problems={key: by_problem(records, key) for key in ("correct", "completion_tokens")})
@@ -242,7 +243,7 @@ def teacher_main(args):
         if len(traced) < len(lines):
             rows.append([f"{traces}, without plain prompts", len(traced), percent(measures.avg_and_pass(traced)[0])])
     bench = next(iter(problems.values())).bench
-    accuracy = Table(f"Teacher accuracy, {settings.model} on {bench} (Tables 5 and 29)",
+    accuracy = Table(f"Teacher accuracy, {report.model_name(settings.model)} on {bench} (Tables 5 and 29)",
                      ["traces", "problems", "accuracy (%)"], rows)
     finish(args, settings, [accuracy, trace_table(lines, rollouts)], out)
 
@@ -281,7 +282,7 @@ def internalization(args, cplus, run, samples, cost):
     step = run.curves["calls"][-1]
     rollout = measures.mean(run.attempts[p][step]["correct"] for p in last)
     gain = measures.relative_gain(base, update, rollout)
-    accuracy = Table(f"Accuracy on the training problems, {settings.model} on {run.bench} (Table 32)",
+    accuracy = Table(f"Accuracy on the training problems, {run.model} on {run.bench} (Table 32)",
                      ["problems", "base (%)", "update (%)", f"rollout, step {step} (%)", "relative gain (%)"],
                      [[len(last), percent(base), percent(update), percent(rollout), percent(gain)]])
     finish(args, settings, [cost, accuracy], out)

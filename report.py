@@ -50,7 +50,7 @@ def percent(share):
 # The paper's results for random sampling and LEAF, means of three seeds (Tables 11, 13, 20): mean accuracy %,
 # pass@24 %, tokens processed in M (Table 13 calls them generated, but they are PFLOPs / 2 N), PFLOPs, GPU hours,
 # tokens per answer.
-QWEN, OLMO = "Qwen/Qwen3-8B", "allenai/Olmo-3-7B-Instruct"
+QWEN, OLMO = "Qwen3-8B", "Olmo-3-7B-Instruct"
 PAPER = {
     (QWEN, "math500"): ((84.14, 97.33, 12.1, 199, 0.30, 883), (87.30, 96.73, 21.4, 350, 0.48, 694)),
     (QWEN, "lcb"): ((20.14, 41.48, 4.4, 73, 0.09, 841), (29.89, 47.07, 8.5, 140, 0.46, 859)),
@@ -73,7 +73,7 @@ class Run:
     attempts: dict      # {problem id: {step: record}}
     bench: str
     method: str         # its name in tables and plots
-    model: str
+    model: str          # see `model_name`
     seed: int
     curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only with explore.json
     parameters: float | None    # N of Eq. 5, from explore.json
@@ -112,6 +112,12 @@ def read_beside(path, name):
             raise BadInput(f"{beside} is damaged ({error}): restore it, or do without compute and time.") from None
 
 
+def model_name(model):
+    """The last part of a Hub id or folder: the paper's models keep their name wherever they lie, and seeds that have a
+    model each (tiny.py) belong together."""
+    return os.path.basename(os.path.normpath(model))
+
+
 def read_run(path, number):
     """The run in `path`; `number` stands for the seed where there is no explore.json."""
     attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
@@ -143,7 +149,7 @@ def read_run(path, number):
         changed = [key for key in usual if settings.get(key, usual[key]) != usual[key]]
         method = ", ".join(["LEAF", *(f"{key} {settings[key]}" for key in changed)])
     bench = records[0]["bench"] + (" (train)" if settings.get("split") == "train" else "")
-    return Run(path, attempts, bench, method, settings.get("model", "model"), settings.get("seed", number),
+    return Run(path, attempts, bench, method, model_name(settings.get("model", "model")), settings.get("seed", number),
                {name: values[:last] for name, values in curves.items()}, result and result["parameters"])
 
 

@@ -33,7 +33,7 @@ def record(problem, step, mark, method="leaf", previous="x", **changes):
             "verify_seconds": 0.1, "elapsed_seconds": 3960.0, **changes}
 
 
-def write_run(folder, answers, method="leaf", seed=1, model=report.QWEN, explored=True, **settings):
+def write_run(folder, answers, method="leaf", seed=1, model="Qwen/Qwen3-8B", explored=True, **settings):
     """A folder with rollouts.jsonl and explore.json; returns the path of the former."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -88,6 +88,13 @@ def test_seeds_give_mean_and_deviation(tmp_path):
     row, = rows(report.result_table([report.read_group(paths)]))
     assert row["pass@k (%)"] == pytest.approx((75, 50 ** 0.5 * 5))
     assert "75.00 ± 35.36" in report.result_table([report.read_group(paths)]).markdown()
+
+
+def test_seeds_with_a_model_each_belong_together(tmp_path):
+    """As tiny.py makes them: OUT/model of each seed."""
+    paths = [write_run(tmp_path / str(s), {"a": "R"}, seed=s, model=f"out/tiny{s}/model") for s in (1, 2)]
+    row, = rows(report.result_table([report.read_group(paths)]))
+    assert row["model"] == "model" and row["pass@k (%)"] == (100, 0)
 
 
 def test_overall_averages_rates_and_adds_costs(tmp_path):
