@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import data
+import programs
 import prompts
 from data import BadInput
 
@@ -234,8 +235,11 @@ class MathWorker:
 
 
 def code_verdict(problem, response, truncated):
-    """Verdict of a program (App. C.2)."""
-    raise BadInput(f"{problem.id}: this version does not grade code.")
+    """Verdict of a program (App. C.2); a sandbox that fails is a fault."""
+    try:
+        return Verdict(*programs.verdict(problem, response, truncated))
+    except RuntimeError as error:
+        return Verdict(0, 0, "", None, str(error))
 
 
 # ---- The judge ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,245 @@
+"""The verdict of a program (App. C.2): its tests, LiveCodeBench's comparison, the feedback that the policy may see.
+
+Public and private tests run alike, as ordinary Python: the program is the longest closed fenced block, each test has a
+process of its own, and SystemExit ends a test normally. The paper grades public tests with SDPO's executor and private
+ones with LiveCodeBench's runner; the quirks in which those two differ from Python, and from one another, are left out.
+Comparison is LiveCodeBench's, and it happens here: what is expected never enters the process of the program.
+"""
+import ast
+import builtins
+import json
+import re
+import sys
+from decimal import Decimal, InvalidOperation
+
+import sandbox
+
+LINE_CHARACTERS, INPUT_LINES, VALUE_CHARACTERS = 250, 8, 250  # App. C.2
+EXCEPTION_CHARACTERS, FEEDBACK_CHARACTERS = 300, 2_000
+NO_BLOCK = "Incorrect Format: Put your code inside a ```python ... ``` block."
+TRUNCATED = ("Truncated Attempt: Your previous response was too long and truncated because it reached the maximum response "
+             "length. Try again with a shorter response.")
+NO_PROGRAM = "No program was found in the answer: put it inside a ```python ... ``` block."
+
+
+def program_of(response):
+    """The longest closed fenced block of `response`; None if there is none, or nothing in it."""
+    blocks, fence, indent, lines = [], None, 0, []
+    for line in response.replace("\r\n", "\n").split("\n"):
+        opening = re.match(r"(\s*)(`{3,}(?=[^`]*$)|~{3,})", line) or re.match(r"()[^`]*[^`~](`{3,}|~{3,})[ \t]*\w*[ \t]*$", line)
+        closing = fence and re.match(rf"(.*?){fence}{fence[0]}*[ \t]*$", line)
+        if closing:
+            blocks.append("\n".join(lines + [closing[1]] * bool(closing[1].strip())))
+            fence = None
+        elif opening and (fence is None or opening[2] == fence and not opening[1] and line.startswith(fence)):
+            fence, indent, lines = opening[2], len(opening[1]), []  # within a block: that one was never closed
+        elif fence:
+            lines.append(line[min(indent, len(line) - len(line.lstrip())) :])
+    program = max(blocks, key=len, default="")
+    return program if program.strip() else None
+
+
+# ---- Comparison, by LiveCodeBench's rules ----------------------------------------------------------------------------
+
+
+def same_output(actual, expected):
+    """Line by line, without white space around; lines that differ must be the same decimal numbers, exactly."""
+    actual, expected = ([line.strip() for line in text.strip().split("\n")] for text in (actual, expected))
+    return len(actual) == len(expected) and all(map(same_line, actual, expected))
+
+
+def same_line(actual, expected):
+    if actual == expected:
+        return True
+    expected = expected.split()
+    actual = actual.split(None, len(expected))  # one too many at most: an endless line costs little
+    try:
+        return len(actual) == len(expected) and all(Decimal(a) == Decimal(e) for a, e in zip(actual, expected))
+    except InvalidOperation:
+        return False
+
+
+def same_value(actual, expected):
+    """A tuple counts as a list at the top only; then Python's ==."""
+    return (list(actual) if isinstance(actual, tuple) else actual) == expected
+
+
+# ---- Tests -------------------------------------------------------------------------------------------------------------
+
+
+def run_tests(problem, program, tests):
+    """-> iterator of (passed, Outcome, what it put out as text), one for each of `tests`, [input, expected] pairs."""
+    kind, name, seconds = (problem.tests[key] for key in ("type", "fn_name", "time_limit"))
+    if kind == "stdin":
+        outcomes = sandbox.run_scripts(program, [given for given, _ in tests], seconds)
+        for (_, expected), outcome in zip(tests, outcomes):
+            yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome, outcome.stdout.strip()
+        return
+    runs = [[{"call": name, "args": [sandbox.encode(json.loads(line)) for line in given.split("\n")]}] for given, _ in tests]
+    outcomes = sandbox.run_modules(program, runs, seconds, imports=problem.imports, star_imports=True)
+    for (_, expected), (*_, outcome) in zip(tests, outcomes):
+        passed = outcome.kind == "ok" and same_value(outcome.value, json.loads(expected))
+        yield passed, outcome, value_text(outcome.value)
+
+
+def value_text(value):
+    """A value as JSON where that says all, as Python writes it otherwise."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        if same_value(value, json.loads(text)):
+            return text
+    except (TypeError, ValueError):
+        pass  # no JSON: sets, keys that are tuples
+    return repr(value)
+
+
+def cut(text, characters):
+    return text if len(text) <= characters else text[:characters] + "..."
+
+
+def input_text(problem, given):
+    """An input as the feedback shows it: named arguments where the starter code names them."""
+    lines = given.rstrip().replace("\r\n", "\n").split("\n")
+    names = argument_names(problem.starter_code, problem.tests["fn_name"])
+    if len(names) == len(lines):
+        lines = [f"{name} = {line}" for name, line in zip(names, lines)]
+    more = len(lines) - INPUT_LINES
+    return "\n".join([cut(line, LINE_CHARACTERS) for line in lines[:INPUT_LINES]] + [f"... ({more} more lines)"] * (more > 0))
+
+
+def argument_names(starter_code, function):
+    """The arguments of the method or function that the starter code, which has no body, begins."""
+    try:
+        nodes = ast.walk(ast.parse(starter_code.rstrip() + " pass"))
+    except SyntaxError:
+        return []
+    return [arg.arg for node in nodes if isinstance(node, ast.FunctionDef) and node.name == function
+            for arg in node.args.args if arg.arg != "self"]
+
+
+def tests_feedback(problem, results):
+    """Feedback on [input, expected] tests; results: [(number of the test from 1, input, expected, Outcome, output text)] of
+    those that failed. The first exception; else the first time limit; else the two shortest wrong answers."""
+    for number, given, expected, outcome, _ in results:
+        if outcome.kind == "error":
+            frames = [f"  {source}\nLine {line} in {name} (Solution.py)" for line, source, name in outcome.frames]
+            return "\n".join(["Runtime Error", outcome.error, *frames, "", "Last Executed Input", input_text(problem, given)])
+    for number, given, expected, outcome, _ in results:
+        if outcome.kind == "timeout":
+            return f"Time Limit Exceeded\n\nLast Executed Input\n{input_text(problem, given)}"
+    shortest = sorted(results, key=lambda result: len(result[1]) + len(result[4]))[:2]
+    return "\n\n".join(
+        f"Test Case {number}: Wrong Answer\n\nInput\n{input_text(problem, given)}\n\nOutput\n{cut(output, VALUE_CHARACTERS)}\n\n"
+        f"Expected\n{cut(expected.strip(), VALUE_CHARACTERS)}" for number, given, expected, _, output in shortest)
+
+
+# ---- Asserts -----------------------------------------------------------------------------------------------------------
+
+
+def split_assert(statement, imports):
+    """Take what the program computes out of an assert, so that the rest can be judged where the program is not.
+
+    -> (the statement with names in place of the program's expressions, {name: expression}, modules it needs);
+    None if the two cannot be told apart, as where the assert hands the program's function to another one.
+    """
+    body = ast.parse(statement).body
+    if len(body) != 1 or not isinstance(body[0], ast.Assert):
+        return None
+    nodes = list(ast.walk(body[0]))
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    known = {alias.asname or alias.name.split(".")[0] for line in imports for node in ast.walk(ast.parse(line))
+             if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    modules = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+               and node.value.id in sys.stdlib_module_names} - known - bound
+    known |= bound | modules | set(dir(builtins))
+    calls = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    if all(node.id in known for node in nodes if isinstance(node, ast.Name)):
+        known -= set(calls[:1])  # the tested function has the name of a built-in one
+    expressions, whole = {}, False
+
+    class Take(ast.NodeTransformer):
+        def visit(self, node):
+            nonlocal whole
+            root = node
+            while isinstance(root, (ast.Call, ast.Attribute, ast.Subscript)):
+                root = root.func if isinstance(root, ast.Call) else root.value
+            if not isinstance(root, ast.Name) or root.id in known:
+                return self.generic_visit(node)
+            whole |= root is node or any(isinstance(part, ast.Name) and part.id in bound for part in ast.walk(node))
+            name = f"result_{len(expressions)}"
+            expressions[name] = ast.unparse(node)
+            return ast.Name(name, ast.Load())
+
+    rest = ast.unparse(Take().visit(body[0]))
+    return None if whole or not expressions else (rest, expressions, sorted(modules))
+
+
+def run_asserts(problem, program, statements):
+    """-> Outcomes of loading the program, then one for each assert (none if loading failed, or without asserts)."""
+    loaded = sandbox.Outcome("ok")
+    seconds, imports = problem.tests["time_limit"], list(problem.imports)
+    parts = [split_assert(statement, imports) for statement in statements]
+    runs = [[{"eval": expression} for expression in part[1].values()] if part else [{"exec": statement}]
+            for part, statement in zip(parts, statements)]
+    outcomes, judged = [], {}  # judged: number of the assert -> step of the process without the program
+    for number, (loaded, *steps) in enumerate(sandbox.run_modules(program, runs, seconds, imports=imports)):
+        if not steps:
+            return [loaded]
+        outcomes.append(steps[-1])
+        if parts[number] and steps[-1].kind == "ok":
+            values = [step.value for step in steps]
+            if len(values) > 1 and any(isinstance(value, sandbox.Opaque) for value in values):  # the program's own objects
+                (_, outcomes[-1]), = sandbox.run_modules(program, [[{"exec": statements[number]}]], seconds, imports=imports)
+                continue
+            names = dict(zip(parts[number][1], map(sandbox.encode, values)))
+            modules = "".join(f"import {module}\n" for module in parts[number][2])
+            judged[number] = [{"exec": modules + parts[number][0], "names": names}]
+    for number, steps in zip(judged, sandbox.run_modules("", list(judged.values()), seconds, imports=imports)):
+        outcomes[number] = steps[-1]
+    return [loaded, *outcomes]
+
+
+def asserts_feedback(statements, loaded, outcomes, seconds):
+    """Feedback on asserts: how many passed, and each that failed with its exception (App. C.2)."""
+    timeout = f"Execution timed out after {seconds:g} seconds."
+    if loaded.kind == "timeout":
+        return timeout
+    if loaded.kind == "error":
+        broken = re.match("(SyntaxError|IndentationError|TabError)", loaded.error)
+        what = "The program does not compile" if broken else "The program raised an exception before any test ran"
+        where = f" (line {loaded.frames[0][0]})" if loaded.frames else ""
+        return f"{what}: {loaded.error[:EXCEPTION_CHARACTERS]}{where}"
+    failed = [f"{statement}\n{timeout if outcome.kind == 'timeout' else outcome.error[:EXCEPTION_CHARACTERS]}"
+              for statement, outcome in zip(statements, outcomes) if outcome.kind != "ok"]
+    if not failed:
+        return "All public asserts passed."
+    first = f"Public test results: {len(statements) - len(failed)}/{len(statements)} asserts passed."
+    return "\n".join([first, *failed])
+
+
+# ---- The verdict ----------------------------------------------------------------------------------------------------------
+
+
+def verdict(problem, response, truncated):
+    """-> (reward, correct, feedback, signature); RuntimeError if the sandbox fails, BadInput if there is none."""
+    tests, program = problem.tests, program_of(response)
+    public, private, asserts = tests["public"], tests["private"], tests["type"] == "assert"
+    if program is None:
+        return 0, 0, TRUNCATED if truncated else NO_PROGRAM if asserts else NO_BLOCK, None
+    if asserts:
+        loaded, *outcomes = run_asserts(problem, program, public)
+        passed = bool(outcomes) and all(outcome.kind == "ok" for outcome in outcomes)
+        feedback = asserts_feedback(public, loaded, outcomes, tests["time_limit"])
+        correct = passed and all(outcome.kind == "ok" for outcome in run_asserts(problem, program, private))
+    else:
+        failed = []
+        for number, ((given, expected), (right, outcome, output)) in enumerate(zip(public, run_tests(problem, program, public)), 1):
+            if not right:
+                failed.append((number, given, expected, outcome, output))
+                if tests.get("stop_at_first_failure"):
+                    break
+        passed, feedback = not failed, tests_feedback(problem, failed)
+        correct = passed and all(right for right, _, _ in run_tests(problem, program, private))
+    feedback = feedback[:FEEDBACK_CHARACTERS]
+    return int(passed), int(correct), feedback, None if passed else feedback
