@@ -255,7 +255,7 @@ def main(argv=None):
         command(explore, *explored, "--out", leaf)
         for traces, name in (("success", "distilled"), ("failure", "failure")):
             # the learning rate suits a model of this size (the paper's is 1e-5), the short passes a CPU's attention
-            command(distill, "--cplus", os.path.join(leaf, "cplus.jsonl"), "--steps", 20, "--batch", 64, "--lr", 2e-3, "--micro-tokens", 2048,
+            command(distill, "--cplus", os.path.join(leaf, "cplus.jsonl"), "--steps", 20, "--batch", 64, "--lr", 3e-4, "--micro-tokens", 2048,
                     "--grad-checkpoint-every", 0, "--seed", args.seed, "--traces", traces, "--out", os.path.join(out, name))
         tested = ("--bench", "arithmetic", *sampling)
         command(evaluate, *tested, "--out", os.path.join(out, "base.json"))
