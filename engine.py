@@ -482,10 +482,12 @@ class VLLMEngine(Engine):
             try:
                 self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
                     model=settings.model, dtype=settings.dtype, generation_config="vllm", logprobs_mode="processed_logprobs",
-                    max_model_len=self.window, max_num_seqs=self.slots, max_num_batched_tokens=16384, enable_prefix_caching=True,
-                    enable_chunked_prefill=True, scheduling_policy="priority", gpu_memory_utilization=settings.gpu_memory,
+                    max_model_len=self.window, max_num_seqs=self.slots, enable_prefix_caching=True, scheduling_policy="priority",
+                    # On a CPU a prompt that is cut ends vLLM: torch's generator there cannot be set back after the cut.
+                    enable_chunked_prefill=not cpu, max_num_batched_tokens=max(16384, self.window) if cpu else 16384,
                     tensor_parallel_size=settings.tensor_parallel, data_parallel_size=settings.data_parallel,
-                    enforce_eager=cpu, disable_log_stats=True, use_tqdm_on_load=False, **lora))
+                    gpu_memory_utilization=settings.gpu_memory, enforce_eager=cpu, disable_log_stats=True, use_tqdm_on_load=False,
+                    **lora))
             except (RuntimeError, ValueError, OSError) as error:
                 raise BadInput(f"vLLM did not start ({' '.join(str(error).split())}): lines of its own above may say more.") from None
         self.startup_seconds = time.time() - begin

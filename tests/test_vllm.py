@@ -59,6 +59,10 @@ class Running:
 
     def close(self):
         self.engine.close()
+        tasks = asyncio.all_tasks(self.loop)  # vLLM's own
+        for task in tasks:
+            task.cancel()
+        self.run(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
         self.loop.close()
 
 
@@ -139,6 +143,8 @@ def test_samples(vllm, model):
     assert len(vllm.sample([filling])[0].token_ids) <= 8
     with pytest.raises(engine.ContextTooLong):
         vllm.sample([dict(same, prompt_token_ids=[1] * 2048)])
+    crowd = [dict(same, prompt_token_ids=[(i + j * j) % 250 for j in range(1500)], max_tokens=4) for i in range(24)]
+    assert (ratios(model, crowd, vllm.sample(crowd)) - 1).abs().max() < 1e-3  # 36,000 tokens, more than one step takes
     parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters())
     assert vllm.engine.parameters == parameters
 
