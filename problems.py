@@ -3,6 +3,7 @@ import ast
 import gzip
 import io
 import json
+import os
 import sys
 import zlib
 from dataclasses import dataclass
@@ -24,9 +25,13 @@ def exit_with_sentence(main):
     """Run a script's main(); a BadInput becomes its sentence on stderr and exit status 2."""
     try:
         main()
+        sys.stdout.flush()
     except BadInput as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the reader has seen enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 @dataclass(frozen=True)

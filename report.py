@@ -395,7 +395,10 @@ def draw(path, groups):
             panel.plot(mean[name], middle, dash, markersize=3.5, **style)
             panel.fill_between(mean[name], low, high, color=colour, alpha=0.2, linewidth=0)
             panel.set(xlabel=axes[name], ylabel="Cumulative pass rate (%)")
-            panel.set_xscale("log" if name in ("all", "petaflops") else "linear")
+            if name in ("all", "petaflops"):
+                panel.set_xscale("log")
+            else:
+                panel.locator_params(axis="x", nbins=5)  # a short run has long numbers of hours
         ends = [cells[key].curves for cells in group.seeds for key in cells]
         length, accuracy = ([c[name][-1] for c in ends] for name in ("length", "accuracy"))
         panels[len(names)].plot(length, [100 * a for a in accuracy], linestyle="", **style)

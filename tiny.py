@@ -25,6 +25,7 @@ import evaluate
 import explore
 import measures
 import prompts
+import report
 import runs
 
 import torch
@@ -261,10 +262,11 @@ def main(argv=None):
         command(evaluate, *tested, "--out", os.path.join(out, "base.json"))
         for name in ("distilled", "failure"):
             command(evaluate, *tested, "--adapter", os.path.join(out, name, "adapter"), "--out", os.path.join(out, f"{name}.json"))
-        command(evaluate, "--rollouts", os.path.join(leaf, "rollouts.jsonl"), "--versus", os.path.join(out, "random", "rollouts.jsonl"),
-                "--plot", os.path.join(out, "curve.png"))
+        files = [os.path.join(out, method, "rollouts.jsonl") for method in ("leaf", "random")]
+        report.draw(os.path.join(out, "curve.png"), [report.read_group([file]) for file in files])
         print_table(out)
-        print(f"\nCurve: {os.path.join(out, 'curve.png')}   {time.time() - begin:.0f} s in all")
+        print(f"\nCurve: {os.path.join(out, 'curve.png')}   {time.time() - begin:.0f} s in all\n"
+              f"All measures: python evaluate.py --rollouts {files[0]} --versus {files[1]}")
 
 
 if __name__ == "__main__":

@@ -127,3 +127,13 @@ def test_judge_rows_need_an_engine(files, tmp_path):
     (tmp_path / "judge.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(data.BadInput, match="needs an engine"):
         verifiers.verify(data.problem_from_row(row["problem"], "j", "judge.jsonl line 1"), "r")
+
+
+def test_a_closed_pipe_is_no_error(monkeypatch, capfd):
+    """`evaluate.py ... | head` ends quietly."""
+    def main():
+        raise BrokenPipeError
+    monkeypatch.setattr("os.dup2", lambda *_: None)
+    with pytest.raises(SystemExit):
+        data.exit_with_sentence(main)
+    assert capfd.readouterr().err == ""
