@@ -46,6 +46,7 @@ def test_a_slip_is_one_too_high_in_its_place_and_carried_on():
     assert tiny.worked(347, 582, True, slip=0).endswith(
         "with carries: 7+2+0=10, 4+8+1=13, 3+5+1=09. So the answer is \\boxed{930}.")
     assert tiny.worked(347, 582, False, slip=1).endswith("digit by digit: 7+2=9, 4+8=3, 3+5=8. So the answer is \\boxed{839}.")
+    assert tiny.worked(999, 999, True, slip=2).endswith("with carries: 9+9+0=18, 9+9+1=19, 9+9+1=00. So the answer is \\boxed{098}.")
 
 
 def test_the_reward_of_an_attempt_is_the_truth():
@@ -63,6 +64,10 @@ def test_no_bench_problem_is_in_the_pretraining_set():
     bench = {p.id for split in ("test", "train") for p in data.load("arithmetic", split)}
     assert len(bench) == 256
     rng = random.Random(3)
+    held_out = [tiny.pair(rng) for _ in range(3)]
+    draws = iter([*[n for pair in held_out for n in pair], 347, 586])
+    replay = type("Replay", (), {"randrange": lambda self, low, high: next(draws)})()
+    assert tiny.pair(replay, held_out) == (347, 586)
     for _ in range(2000):
         a, b = tiny.pair(rng)
         assert data.arithmetic_split(a, b) == "pretrain" and f"arithmetic/{a}+{b}" not in bench
@@ -187,9 +192,15 @@ def test_held_out_accuracy_looks_at_digits_alone(tokenizer, monkeypatch):
     assert tiny.held_out_accuracy(None, tokenizer, rows) == pytest.approx(2 / 3)
 
 
+def test_a_model_that_did_not_learn_is_said_and_not_kept(tmp_path):
+    with pytest.raises(data.BadInput, match="seed 1 did not learn to add: it has 0% of the held-out sums right after 1 steps"):
+        tiny.pretrain(seed=1, folder=str(tmp_path / "model"), most_steps=1, batch=4)
+    assert not list(tmp_path.iterdir())
+
+
 def test_three_steps_of_pretraining_save_a_model_that_is_the_same_again(tmp_path):
     for name in ("first", "second"):
-        tiny.pretrain(seed=1, folder=str(tmp_path / name), most_steps=3, batch=8)
+        tiny.pretrain(seed=1, folder=str(tmp_path / name), most_steps=3, batch=8, needed=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
     first, second = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("first", "second"))
     assert first.dtype == torch.float32 and first.config.model_type == "qwen3" and 5e5 < first.num_parameters() < 7e5
