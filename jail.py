@@ -1,0 +1,632 @@
+"""The helper process of sandbox.py: `jail.py CONTROL_FD PARENT_PID CONFIG`, under an interpreter without site packages.
+
+    helper      enters namespaces, makes a small file tree its root, then `serve`: forks for each answer
+    supervise   an answer, in that fork: prepares, and for each test forks, watches, reports
+    confine     in the test's process: limits, no rights, no system calls that only attacks need; then
+    execute     runs the program there and writes its records
+
+It imports little, because every test pays for each page of memory that a fork has to copy. sandbox.py says what all this
+keeps in and what not.
+"""
+import builtins
+import ctypes
+import fcntl
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+
+MEMORY_BYTES = 1 << 30
+OUTPUT_BYTES = 32 << 20
+SCRATCH_BYTES = 64 << 20
+PROCESSES = 64
+NOBODY = 60_000  # the unprivileged user that root becomes
+INSIDE = 1_000  # what any user is called inside
+# Functional answers are written as on LeetCode, without imports; LiveCodeBench's runner puts these names before them.
+STAR_IMPORTS = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io "
+                "sys json builtins typing").split()
+# Imported once per answer, if the program mentions them, and not once per test.
+PRELOADED = STAR_IMPORTS + "decimal fractions dataclasses enum array threading queue numpy sortedcontainers".split()
+
+
+# ---- Values as JSON that is safe to read -----------------------------------------------------------------------------------
+
+
+def encode(value, depth=0):
+    """`value` as JSON-able data. Subclasses lose what they override: what equals everything there is a plain int here."""
+    if depth > 100:
+        raise RecursionError("the value is nested too deeply")
+    kind, down = type(value), depth + 1
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, int):
+        value = int.__pos__(value)
+        return value if abs(value) < 1 << 63 else {"int": hex(value)}
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    for base in (list, tuple, set, frozenset):
+        if isinstance(value, base):
+            items = [encode(item, down) for item in base.__iter__(value)]
+            return items if base is list else {base.__name__: items}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key, down), encode(item, down)] for key, item in dict.items(value)]}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": value.hex()}
+    if (kind.__module__, kind.__name__) in (("decimal", "Decimal"), ("fractions", "Fraction")):
+        return {kind.__name__: str(value)}
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        plain = encode(value.tolist(), down)
+        return plain if value.shape == () else {"array": plain}
+    if hasattr(value, "__iter__") and not isinstance(value, type):
+        return {"iterator": [encode(item, down) for item in value]}
+    return {"object": repr(value)[:300]}
+
+
+class Opaque:
+    """A value that has no plain form; it equals nothing else. `items`: of a numpy array, as nested lists."""
+
+    def __init__(self, text, items=None):
+        self.text, self.items = text, items
+
+    def __repr__(self):
+        return self.text
+
+
+def decode(data):
+    """The value of what `encode` gave; anything else raises ValueError, TypeError, LookupError or ArithmeticError."""
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    (kind, body), = data.items()
+    if kind == "int":
+        return int(str(body), 16)
+    if kind == "bytes":
+        return bytes.fromhex(body)
+    if kind == "object":
+        return Opaque(str(body))
+    if kind in ("Decimal", "Fraction"):
+        return getattr(__import__(kind.lower() + "s" * (kind == "Fraction")), kind)(str(body))
+    if kind == "dict":
+        keys, items = decode([key for key, _ in body]), decode([item for _, item in body])
+        return dict(zip(distinct(keys), items))
+    body = decode(body)
+    return {"tuple": tuple, "set": lambda items: set(distinct(items)), "frozenset": lambda items: frozenset(distinct(items)),
+            "iterator": iter, "complex": lambda pair: complex(*pair),
+            "array": lambda items: Opaque(f"array({items!r})"[:300], items)}[kind](body)
+
+
+def distinct(items):
+    """`items`, unless they are made to collide: a set or dict of them would take time quadratic in their number."""
+    if len(items) > 1000 and len(set(map(hash, items))) < len(items) // 2:
+        raise ValueError("too many equal hashes")
+    return items
+
+
+# ---- System calls ------------------------------------------------------------------------------------------------------------
+
+libc, python_libc = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)  # the second keeps Python's lock
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE, READ_ONLY, NOSUID, NODEV, MNT_DETACH = 4096, 16384, 1 << 18, 1, 2, 4, 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+MOUNT_SETATTR, LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 442, 444, 445, 446
+# Numbers that differ between processors. denied: memfd_create shmget semget msgget mq_open io_uring_setup bpf userfaultfd
+# perf_event_open add_key request_key keyctl setns ptrace process_vm_readv process_vm_writev clone3 (memory beyond the limits,
+# state that outlives a test, tracing, what only attacks on the kernel need; libc does without clone3).
+# signals: kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal.
+MACHINE = {
+    "x86_64": {"architecture": 0xC000003E, "clone": 56, "unshare": 272, "socket": 41,
+               "signals": [62, 200, 234, 129, 297, 434, 424],
+               "denied": [319, 29, 64, 68, 240, 425, 321, 323, 298, 248, 249, 250, 308, 101, 310, 311, 435]},
+    "aarch64": {"architecture": 0xC00000B7, "clone": 220, "unshare": 97, "socket": 198,
+                "signals": [129, 130, 131, 138, 240, 434, 424],
+                "denied": [279, 194, 190, 186, 180, 425, 280, 282, 241, 217, 218, 219, 268, 117, 270, 271, 435]},
+}.get(os.uname().machine)
+
+
+def call(function, *args):
+    """A libc function, or the system call of a number; OSError if it fails."""
+    args = [ctypes.c_char_p(arg.encode()) if isinstance(arg, str) else ctypes.c_void_p(arg) if isinstance(arg, int) else arg
+            for arg in args]
+    result = libc.syscall(ctypes.c_long(function), *args) if isinstance(function, int) else getattr(libc, function)(*args)
+    if result == -1:
+        raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def landlock_version():
+    """Of the kernel; below 1: it has none."""
+    return libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1)
+
+
+def write_file(path, text, folder=None, flags=0):
+    data, fd = memoryview(text.encode("utf-8", "surrogatepass")), os.open(path, os.O_WRONLY | flags, 0o644, dir_fd=folder)
+    while data:
+        data = data[os.write(fd, data) :]
+    os.close(fd)
+
+
+def read_file(path, folder=None):
+    """The text of a file of /proc; "" if its process has ended or this kernel does not have it."""
+    try:
+        with open(os.open(path, os.O_RDONLY, dir_fd=folder)) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def protect(path, flags, recursive=True):
+    """Add flags to a mount."""
+    call(MOUNT_SETATTR, -100, path, 0x8000 * recursive, struct.pack("QQQQ", flags, 0, 0, 0), 32)
+
+
+def enter_namespaces(proc):
+    """Put this process and its children into namespaces of their own, as any user may. Root's map is written from outside:
+    it holds the unprivileged user, too, whom the programs run as, because no limit on processes binds root."""
+    root = os.geteuid() == 0
+    uid_map, gid_map = (f"0 0 1\n{INSIDE} {NOBODY} 1" if root else f"{INSIDE} {own} 1" for own in (os.geteuid(), os.getegid()))
+    me, (ready, go) = os.readlink("self", dir_fd=proc), os.pipe()
+    if root:
+        os.setgroups([])
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.read(ready, 1)
+            if not root:
+                write_file(f"{me}/setgroups", "deny", proc)
+            write_file(f"{me}/uid_map", uid_map, proc)
+            write_file(f"{me}/gid_map", gid_map, proc)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    call("unshare", NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS)
+    os.write(go, b"g")
+    if os.waitpid(pid, 0)[1]:
+        raise OSError("its user map was refused")
+
+
+def build_root(sources):
+    """Make a file tree of `sources`, all read-only, the root of this mount namespace. /tmp and /dev/shm are mounted per test."""
+    call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
+    devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
+    held = {path: os.open(path, os.O_PATH) for path in sources + devices}
+    new = "/tmp"  # what it held is still reached through `held`
+    call("mount", "none", new, "tmpfs", 0, "mode=755")
+    for path, fd in held.items():
+        if any(path.startswith(other + "/") for other in sources):
+            continue
+        folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+        os.makedirs(new + (path if folder else os.path.dirname(path)), exist_ok=True)
+        if not folder:
+            write_file(new + path, "", flags=os.O_CREAT)
+        call("mount", f"/proc/self/fd/{fd}", new + path, None, MS_BIND | MS_REC, None)
+        protect(new + path, READ_ONLY | NOSUID | (0 if path in devices else NODEV))
+    for fd in held.values():
+        os.close(fd)
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        if os.path.islink(f"/{name}") and not os.path.lexists(f"{new}/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{new}/{name}")
+    for name in ("tmp", "dev/shm"):
+        os.makedirs(f"{new}/{name}", exist_ok=True)
+    os.symlink("/tmp/.stdin", f"{new}/dev/stdin")
+    os.chdir(new)
+    call("pivot_root", ".", ".")
+    call("umount2", ".", MNT_DETACH)
+    os.chdir("/")
+    protect("/", READ_ONLY, recursive=False)
+
+
+def landlock(read, write):
+    """Files under `read` may be read and run, those under `write` written; no TCP, no signals or abstract sockets to others."""
+    version = landlock_version()
+    if version < 1:
+        return
+    every = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
+    attributes = struct.pack("QQQ", every, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
+    ruleset = call(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+    for path, access in [(path, 0b1101) for path in read] + [(path, every) for path in write]:
+        fd = os.open(path, os.O_PATH)
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            access &= 0b1100_0000_0000_0111  # what applies to a file
+        call(LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
+        os.close(fd)
+    call(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def seccomp_filter(namespaces):
+    """The filter that makes denied system calls fail; where no namespace hides others, signals and sockets too."""
+    load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
+    deny, unknown, allow, kill = 0x50001, 0x50026, 0x7FFF0000, 0x80000000  # EPERM, ENOSYS
+    code = [(load, 0, 0, 4), (equal, 1, 0, MACHINE["architecture"]), (give, 0, 0, kill), (load, 0, 0, 0),
+            (at_least, 0, 1, 0x40000000), (give, 0, 0, deny)]  # x32, the second numbering of x86-64
+    for number in MACHINE["denied"] + ([] if namespaces else MACHINE["signals"]):
+        code += [(equal, 0, 1, number), (give, 0, 0, unknown if number == 435 else deny)]
+    for name in "clone", "unshare":  # no user namespace
+        code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 16), (any_bit, 0, 1, NEWUSER), (give, 0, 0, deny), (give, 0, 0, allow)]
+    if not namespaces:  # AF_UNIX alone
+        code += [(equal, 0, 3, MACHINE["socket"]), (load, 0, 0, 16), (equal, 1, 0, 1), (give, 0, 0, deny)]
+    return b"".join(struct.pack("HBBI", *line) for line in code + [(give, 0, 0, allow)])
+
+
+def give_up_rights(config):
+    """For this process and all that it starts: no more rights by running programs, no denied system calls."""
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if code := config["filter"]:
+        call("prctl", PR_SET_SECCOMP, 2, struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(code)), 0, 0)
+
+
+def fork_into_namespace():
+    """fork, the child as the first process of a new namespace. (unshare and fork would do it, but only once.)"""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = python_libc.syscall(MACHINE["clone"], NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
+    (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
+    if pid < 0:
+        raise OSError("a new process namespace was refused")
+    return pid
+
+
+def limit(name, soft, spare=0):
+    """Set a resource limit, no higher than it may be; `spare`: how far the process itself may raise it."""
+    which = getattr(resource, f"RLIMIT_{name}")
+    hard = resource.getrlimit(which)[1]
+    hard = soft + spare if hard == resource.RLIM_INFINITY else min(hard, soft + spare)
+    resource.setrlimit(which, (min(soft, hard), hard))
+
+
+# ---- An answer ---------------------------------------------------------------------------------------------------------------
+
+
+def supervise(connection, proc, config):
+    """Reads a line of JSON for the program, then one for each test, and replies to each (sandbox.ask). Leaves nothing behind."""
+    requests, helper = connection.makefile("rb"), os.getppid()
+    program = json.loads(requests.readline() or b"null")
+    processes = PROCESSES
+    if config["namespaces"]:
+        if os.geteuid() == 0:
+            os.setresgid(INSIDE, INSIDE, INSIDE)
+            os.setresuid(INSIDE, INSIDE, INSIDE)
+        call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # our /proc/self is ours again
+        call("unshare", NEWUSER | NEWNS | NEWIPC | NEWNET)  # a user namespace of its own: its processes are counted alone
+        write_file("self/setgroups", "deny", proc)
+        write_file("self/uid_map", f"{INSIDE} {INSIDE} 1", proc)
+        write_file("self/gid_map", f"{INSIDE} {INSIDE} 1", proc)
+    else:
+        call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if os.geteuid():
+            processes += threads_of(os.geteuid())  # all of this user's count
+    for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
+        limit(name, value)
+    for name in PRELOADED:
+        if name in program["Solution.py"] or name in STAR_IMPORTS and program.get("star_imports"):
+            try:
+                __import__(name)
+            except ImportError:  # numpy, sortedcontainers: then the program lacks them, too
+                continue
+    space = {}
+    if program.get("star_imports"):
+        for line in "from {} import *", "import {}":
+            exec("\n".join(map(line.format, STAR_IMPORTS)), space)
+    out, records, nonce = os.memfd_create("out"), os.memfd_create("records"), os.urandom(8).hex()
+    if config["namespaces"]:
+        give_up_rights(config)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for line in requests:
+        request = json.loads(line) | program
+        for fd in (out, records):
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+        scratch, user = make_scratch(request, config)
+        reader, writer = os.pipe()
+        pid = fork_into_namespace() if config["namespaces"] else os.fork()
+        if pid == 0:
+            try:
+                os.write(writer, os.readlink("self", dir_fd=proc).encode())
+                confine(request, scratch, out, records, user, config)
+                execute(request, space, nonce)
+            finally:
+                os._exit(70)
+        os.close(writer)
+        outside = os.read(reader, 32).decode()  # the process's number in /proc
+        os.close(reader)
+        why = watch(pid, outside, request, records, nonce, connection, helper, proc)
+        if why:
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: returns when all of it have ended
+        if not config["namespaces"]:
+            end_children(proc)
+        drop_scratch(scratch, config)
+        sizes = [os.fstat(fd).st_size for fd in (out, records)]
+        header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": sizes, "nonce": nonce,
+                  "seconds": usage.ru_utime + usage.ru_stime}
+        connection.sendall(json.dumps(header).encode() + b"\n" + os.pread(out, sizes[0], 0) + os.pread(records, sizes[1], 0))
+
+
+def make_scratch(request, config):
+    """-> the program's directory, with the program and its input, and the user it belongs to (None: ours)."""
+    scratch, user, size = "/tmp", None, SCRATCH_BYTES + 4 * len(request[".stdin"])
+    if config["namespaces"]:
+        call("mount", "none", scratch, "tmpfs", NOSUID | NODEV, f"size={size},nr_inodes=10000,mode=755")
+        call("mount", scratch, "/dev/shm", None, MS_BIND, None)
+    else:
+        scratch = f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
+        os.mkdir(scratch, 0o700)
+        if os.geteuid() == 0:
+            user = NOBODY + os.getpid() % 5_000
+            os.chown(scratch, user, user)
+    for name in ("Solution.py", ".stdin"):
+        write_file(f"{scratch}/{name}", request[name], flags=os.O_CREAT)
+    return scratch, user
+
+
+def drop_scratch(scratch, config):
+    if config["namespaces"]:
+        for path in ("/dev/shm", scratch):
+            call("umount2", path, MNT_DETACH)
+        return
+    for folder, _, _ in os.walk(scratch):
+        os.chmod(folder, 0o700)
+    pid = os.posix_spawnp("rm", ["rm", "-rf", scratch], os.environ)  # unlike shutil.rmtree, it knows no limit of depth
+    os.waitpid(pid, 0)
+
+
+def children_of(pid, proc):
+    """The numbers in /proc of all processes below `pid`."""
+    children = read_file(f"{pid}/task/{pid}/children", proc).split()
+    return children + [below for child in children for below in children_of(child, proc)]
+
+
+def end_children(proc):
+    """Kill what is below this process until there is nothing; as a subreaper it inherits the children of the killed."""
+    while children := children_of(os.readlink("self", dir_fd=proc), proc):
+        for child in children:
+            try:
+                os.kill(int(child), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            while os.waitpid(-1, 0):
+                continue
+        except ChildProcessError:
+            continue
+
+
+def threads_of(user):
+    """How many threads this user has on the machine."""
+    threads = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{name}").st_uid == user:
+                threads += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:  # it has ended
+            continue
+    return threads
+
+
+def memory_of(pids, proc):
+    """Bytes that the processes hold and do not share with files."""
+    sizes = [read_file(f"{pid}/statm", proc).split() for pid in pids]
+    return sum(int(size[1]) - int(size[2]) for size in sizes if size) * resource.getpagesize()
+
+
+def watch(pid, outside, request, records, nonce, connection, helper, proc):
+    """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "gone" (nobody wants the reply).
+
+    Each step has its own clock. Charged are its CPU time, and the wall time less that in which it stood ready to run while
+    others had the CPU (/proc/PID/schedstat).
+    """
+    start, done, marks = time.monotonic(), 0, [0.0, 0.0, 0.0]
+    poll = select.poll()
+    poll.register(connection, 0)  # reports a hang-up only
+    while True:
+        signal.sigtimedwait([signal.SIGCHLD], 0.02)
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return None
+        ready = int((read_file(f"{outside}/schedstat", proc).split() or [0, 0])[1]) / 1e9
+        clocks = [time.clock_gettime((~pid << 3) | 2), time.monotonic() - start, ready]  # the CPU clock of another process
+        if len(request["seconds"]) > 1:
+            finished = os.pread(records, OUTPUT_BYTES, 0).count(nonce.encode())
+            if finished > done:
+                done, marks = finished, clocks
+        cpu, wall, ready = (clock - mark for clock, mark in zip(clocks, marks))
+        seconds = request["seconds"][min(done, len(request["seconds"]) - 1)]
+        if cpu > seconds or wall - ready > 2 * seconds + 1 or wall > 10 * seconds + 10 or clocks[0] > request["total"]:
+            return "timeout"
+        others = children_of(outside, proc)
+        if others and memory_of([outside, *others], proc) > 2 * request["memory"]:
+            return "memory"
+        if os.getppid() != helper or poll.poll(0):
+            return "gone"
+
+
+# ---- A test ------------------------------------------------------------------------------------------------------------------
+
+
+def confine(request, scratch, out, records, user, config):
+    """Turn this process into the program's: its files, its limits, no rights."""
+    os.setsid()
+    os.chdir(scratch)
+    for fd, own in ((os.open(".stdin", os.O_RDONLY), 0), (out, 1), (os.open("/dev/null", os.O_WRONLY), 2), (records, 3)):
+        os.dup2(fd, own)
+    os.closerange(4, 900)  # from 900 on: Python's folders, see `serve`
+    limit("AS", request["memory"], spare=64 << 20)
+    limit("FSIZE", OUTPUT_BYTES)
+    limit("CPU", int(min(request["total"], sum(request["seconds"]))) + 2, spare=1)
+    if user:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+    if not config["namespaces"]:
+        call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch, "/dev/null"])
+        give_up_rights(config)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def execute(request, space, nonce):
+    """Run the program or load it and take the steps; write a record for each; end this process."""
+    program, script, end, write, dumps = request["Solution.py"], request["steps"] is None, os._exit, os.write, json.dumps
+
+    def record(data):
+        text = memoryview(f"{nonce}{dumps(data)}\n".encode())
+        while text:
+            text = text[write(3, text) :]
+
+    def failed(error):
+        resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)  # room to say so
+        try:
+            data = describe(error, program.split("\n"))
+        except BaseException:  # its __str__ is the program's
+            data = {"error": type(error).__name__, "frames": []}
+        record(data)
+
+    sys.path.insert(0, "")
+    sys.argv = ["Solution.py"]
+    out = sys.stdout  # like sys.stdin, made for these descriptors and untouched so far
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
+    module = type(sys)("__main__" if script else "Solution")
+    sys.modules[module.__name__] = module
+    names = module.__dict__
+    names.update(space, __name__=module.__name__, __builtins__=builtins, __file__=os.path.abspath("Solution.py"))
+    try:
+        if not script:
+            if request["star_imports"]:
+                sys.setrecursionlimit(50_000)  # as that runner does
+            exec("\n".join(request["imports"]), names)
+        exec(compile(program, "Solution.py", "exec", dont_inherit=True), names)
+    except SystemExit:
+        pass
+    except BaseException as error:
+        failed(error)
+        end(0)
+    if script:
+        try:
+            if "threading" in sys.modules:
+                sys.modules["threading"]._shutdown()
+            if "atexit" in sys.modules:
+                sys.modules["atexit"]._run_exitfuncs()
+            names.clear()  # files that it left open are written
+            for stream in (sys.stdout, out):
+                if not stream.closed:
+                    stream.flush()
+        except SystemExit:
+            pass
+        except BaseException as error:
+            failed(error)
+        end(0)
+    record({"value": None})
+    for step in request["steps"]:
+        try:
+            names.update({name: decode(value) for name, value in step.get("names", {}).items()})
+            if "call" in step:
+                owner = names.get("Solution")
+                function = getattr(owner(), step["call"], None) if isinstance(owner, type) else None
+                if function is None and step["call"] not in names:
+                    raise NameError(f"name '{step['call']}' is not defined")
+                value = (function or names[step["call"]])(*map(decode, step["args"]))
+            elif "eval" in step:
+                value = eval(compile(step["eval"], "<test>", "eval", dont_inherit=True), names)
+            else:
+                value = exec(compile(step["exec"], "<test>", "exec", dont_inherit=True), names)
+            record({"value": encode(value)})
+        except BaseException as error:
+            failed(error)
+            break
+    end(0)
+
+
+def describe(error, lines):
+    """An exception as a record: its type and message, its innermost three frames within the program."""
+    frames, trace = [], error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == "Solution.py":
+            frames = [[trace.tb_lineno, trace.tb_frame.f_code.co_name], *frames[:2]]
+        trace = trace.tb_next
+    message = str(error)
+    if isinstance(error, SyntaxError) and error.filename == "Solution.py":
+        frames, message = [[error.lineno or 1, "<module>"]], str(error.msg)
+    frames = [[line, lines[line - 1].strip()[:500] if 0 < line <= len(lines) else "", name] for line, name in frames]
+    return {"error": (type(error).__name__ + (f": {message}" if message else ""))[:2000], "frames": frames}
+
+
+# ---- The helper's loop -------------------------------------------------------------------------------------------------------
+
+
+def serve(control, parent, proc, config):
+    """Fork for each request. Ends when the other side does."""
+    import gc
+    import site
+
+    site.setquit()  # exit and quit, as in any Python
+    sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this file
+    if not config["namespaces"] and os.geteuid() == 0:  # programs run as a user who may not be let into, say, /root
+        folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
+        sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
+    config["filter"] = MACHINE and ctypes.create_string_buffer(seccomp_filter(config["namespaces"]))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.umask(0o022)
+    compile("0", "", "exec")  # makes the classes of `ast` once and not in each test
+    gc.freeze()
+    control.send(b"ready")
+    while os.getppid() == parent:
+        if not select.select([control], [], [], 0.5)[0]:
+            continue
+        data, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        if os.fork() == 0:
+            try:
+                control.close()
+                with socket.socket(fileno=fds[0]) as connection:
+                    supervise(connection, proc, config)
+                os._exit(0)
+            except (BrokenPipeError, ConnectionResetError):
+                os._exit(0)  # nobody wants the reply
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        os.close(fds[0])
+
+
+def helper():
+    control, parent, config = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), json.loads(sys.argv[3])
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, the kernel ends a program before the engine
+    if not config["namespaces"]:
+        return serve(control, parent, proc, config)
+    try:
+        enter_namespaces(proc)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid:  # this one only watches: the first process of the namespace ends with it, and all others with that
+            control.close()
+            while os.getppid() == parent and not os.waitpid(pid, os.WNOHANG)[0]:
+                signal.sigtimedwait([signal.SIGCHLD], 0.5)
+            os._exit(0)
+        call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        build_root(config["sources"])
+    except OSError as error:
+        control.send(str(error).encode())
+        os._exit(1)
+    serve(control, os.getppid(), proc, config)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    helper()
