@@ -18,16 +18,15 @@ import random
 import shutil
 import time
 
+import engine  # first: it sets how OpenMP's threads wait, before torch is loaded
 import data
 import distill
-import engine  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import evaluate
 import explore
 import measures
 import prompts
 import report
 import runs
-
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
