@@ -8,33 +8,31 @@ correctly. Both see the student's own sampled tokens. Only the LoRA adapter is t
 
 Writes adapter/ (PEFT format, the newest), adapter/step_K/ (the last two, with what a resume needs), distill.jsonl (a line of
 metrics per step), samples.jsonl (the student's responses) and distill.json into --out. The same command goes on where a run
-stopped; a larger --steps extends it.
+stopped, on any number of ranks; a larger --steps extends it.
 """
 import argparse
 import asyncio
+import contextlib
 import dataclasses
-import importlib.util
+import hashlib
 import json
 import math
 import os
 import random
-import shutil
 import sys
 import time
-from contextlib import nullcontext
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from tqdm import tqdm
 
 import data
-import engine
+import engine  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import loss
 import prompts
 import runs
+import training
 
-LORA_RANK = 64  # App. B.4: rank and alpha 64, dropout 0, all linear layers but the head
+import torch
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -56,16 +54,8 @@ def batch_indices(step, size, count, seed):
 
 
 def draw_context(contexts, seed, step, problem, occurrence=0):
-    """c ~ Unif(C+(x)): one of `contexts` (a non-empty list), a pure function of the other arguments."""
+    """c ~ Unif(C+(x)): one of `contexts` (a non-empty list); which place it has is a pure function of the other arguments."""
     return random.Random(engine.request_seed(seed, problem, step, f"context {occurrence}")).choice(contexts)
-
-
-def group(lines):
-    """cplus.jsonl -> {problem id: its lines}, in the order of the file."""
-    problems = {}
-    for line in lines:
-        problems.setdefault(line["problem"], []).append(line)
-    return problems
 
 
 def teacher_contexts(problems, traces, rollouts):
@@ -73,99 +63,38 @@ def teacher_contexts(problems, traces, rollouts):
 
     success: C+ itself. failure: the contexts of wrong answers, duplicates left out; the plain prompt where there is none.
     random: C+ with the feedback turn replaced by one that differs, from another step of the problem, else of another problem;
-    restart contexts hold no feedback and stay. `rollouts`: the records of rollouts.jsonl (not read for success).
+    restart contexts hold no feedback and stay. `problems`: see `read_cplus`; `rollouts`: the records of rollouts.jsonl (not
+    read for success). Errors: BadInput, where there is no feedback turn, or none that differs.
     """
     if traces == "success":
         return {problem: [line["context"] for line in lines] for problem, lines in problems.items()}
-    contexts = {}
     if traces == "failure":
-        for problem, lines in problems.items():
-            wrong = [r["context"] for r in rollouts if r["problem"] == problem and r["reward"] == 0]
-            distinct = list({json.dumps(context): context for context in wrong}.values())
-            contexts[problem] = distinct or [lines[0]["opening"]]
-        return contexts
-    carried = [(r["problem"], r["context"][-1]["content"]) for r in sorted(rollouts, key=lambda r: r["step"]) if not r["restart"]]
+        wrong = {problem: {} for problem in problems}
+        for r in sorted(rollouts, key=lambda r: r["step"]):
+            if r["reward"] == 0 and r["problem"] in wrong:
+                wrong[r["problem"]].setdefault(json.dumps(r["context"]), r["context"])
+        return {problem: list(wrong[problem].values()) or [lines[0]["opening"]] for problem, lines in problems.items()}
+    turns = {problem: set() for problem in problems}  # the feedback turns of each problem
+    for r in rollouts:
+        if not r["restart"]:
+            if len(r["context"]) < 2 or r["context"][-2]["role"] != "assistant":
+                raise data.BadInput("--traces random replaces the feedback turn, and these contexts have none: explore with "
+                                    "--method leaf and a --memory that shows the response.")
+            turns.setdefault(r["problem"], set()).add(r["context"][-1]["content"])
+    everything = set().union(*turns.values())
     restarts = {(r["problem"], r["step"]) for r in rollouts if r["restart"]}
+    contexts = {problem: [] for problem in problems}
     for problem, lines in problems.items():
-        contexts[problem] = []
         for line in lines:
             *earlier, turn = line["context"]
             if (problem, line["step"]) not in restarts:
-                own = sorted({text for p, text in carried if p == problem and text != turn["content"]})
-                others = sorted({text for p, text in carried if p != problem and text != turn["content"]})
-                if not own and not others:
-                    raise data.BadInput("--traces random needs two feedback texts that differ, and these rollouts hold one: explore more problems.")
-                pick = random.Random(engine.request_seed(1, problem, line["step"], "random trace"))
-                turn = prompts.user(pick.choice(own or others))
+                others = sorted(turns[problem] - {turn["content"]} or everything - {turn["content"]})
+                if not others:
+                    raise data.BadInput("--traces random needs two feedback texts that differ, and these rollouts hold one: "
+                                        "explore more problems.")
+                turn = prompts.user(random.Random(engine.request_seed(1, problem, line["step"], "random trace")).choice(others))
             contexts[problem].append([*earlier, turn])
     return contexts
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The policy: a frozen model with a LoRA adapter
-
-
-@dataclasses.dataclass
-class Policy:
-    """The model that is trained. Only LoRA parameters have gradients; the head stays whole on every rank."""
-    model: torch.nn.Module
-    decoder: torch.nn.Module      # everything below the head
-    head: torch.Tensor            # [V, d], frozen
-    device: torch.device
-    autocast: bool                # bfloat16 compute over float32 adapters
-    temperature: float
-
-    def parameters(self):
-        return [p for p in self.model.parameters() if p.requires_grad]
-
-    def hidden(self, sequences, lengths):
-        """Hidden states [sum of lengths, d] that predict the last `lengths` tokens of each sequence, from one packed row.
-
-        The sequences stand one after another without padding; positions that start again at 0 keep them apart in the
-        attention (with no mask at all: a mask of ones would let them see each other).
-        """
-        ids = torch.tensor([[token for s in sequences for token in s]], device=self.device)
-        positions = torch.tensor([[i for s in sequences for i in range(len(s))]], device=self.device)
-        ends = np.cumsum([len(s) for s in sequences])
-        predicts = torch.tensor([i for end, n in zip(ends, lengths) for i in range(end - n - 1, end - 1)], device=self.device)
-        with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext():
-            hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False).last_hidden_state
-        return hidden[0, predicts]
-
-
-def load_policy(settings, adapter, seed, checkpoint_every, device):
-    """Load the model with a new LoRA adapter, or that of the folder `adapter`; shard it where there are several ranks."""
-    from peft import LoraConfig, PeftModel, get_peft_model
-    flash = device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
-    attention = "flash_attention_2" if flash else "sdpa"
-    dtype = getattr(torch, settings.dtype)
-    base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=dtype, attn_implementation=attention).to(device)
-    torch.manual_seed((seed - 1) * 10**8)  # the start of the adapter
-    if adapter:
-        model = PeftModel.from_pretrained(base, adapter, is_trainable=True)
-    else:
-        model = get_peft_model(base, LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, lora_dropout=0.0, bias="none",
-                                                target_modules="all-linear", task_type="CAUSAL_LM"))
-    model.train()
-    if checkpoint_every:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}, every_n_layers=checkpoint_every)
-    decoder, head = base.get_decoder(), base.get_output_embeddings().weight
-    if dist.is_initialized():
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        for part in [*decoder.layers, decoder]:  # the decoder is its own root; a tied embedding stays whole with the head
-            fully_shard(part, mp_policy=mixed, ignored_params={head})
-    print_once(f"attention: {attention}, {sum(p.numel() for p in model.parameters() if p.requires_grad):,} trainable parameters")
-    return Policy(model, decoder, head, device, dtype == torch.bfloat16, settings.temperature)
-
-
-def rank_and_world():
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def print_once(text):
-    if rank_and_world()[0] == 0:
-        print(text, flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -175,7 +104,6 @@ def print_once(text):
 @dataclasses.dataclass
 class Item:
     """One student response of the batch and what it is trained with."""
-    problem: str
     opening: list          # token ids of the plain prompt
     context: list          # token ids of the teacher's context
     sample: engine.Sample
@@ -204,12 +132,11 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
     depend on how the batch is cut. A rank with fewer micro-batches runs empty ones: every rank must take part in every
     collective operation of the sharded model.
     """
-    world = rank_and_world()[1]
+    world = training.rank_and_world()[1]
     batches = micro_batches(items, budget)
-    total = int(reduced([sum(len(i.sample.token_ids) for i in items)], policy.device)[0])
-    rounds = int(reduced([len(batches)], policy.device, maximum=True)[0])
+    total = int(training.summed([sum(len(i.sample.token_ids) for i in items)])[0])
     sums = np.zeros(6)
-    for batch in batches + [[]] * (rounds - len(batches)):
+    for batch in batches + [[]] * (max(training.gathered([len(batches)])) - len(batches)):
         students = [i.opening + i.sample.token_ids for i in batch] or [[0, 0]]
         teachers = [i.context + i.sample.token_ids for i in batch] or [[0, 0]]
         lengths = [len(i.sample.token_ids) for i in batch] or [0]
@@ -219,8 +146,8 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
             teacher = policy.hidden(teachers, lengths)  # q: the same current policy, adapter included
         student = policy.hidden(students, lengths)      # p
         stats = {}
-        value, train_logprobs = loss.distill_loss(student, teacher, policy.head, token_ids, sampler_logprobs,
-                                                  temperature=policy.temperature, kind=kind, tau=tau, stats=stats)
+        value, _ = loss.distill_loss(student, teacher, policy.head, token_ids, sampler_logprobs,
+                                     temperature=policy.temperature, kind=kind, tau=tau, stats=stats)
         (value * world / total).backward()  # FSDP averages over the ranks: times world gives their sum
         weights = stats["weights"]
         sums += [float(x) for x in (value.detach(), stats["divergence"], weights.sum(), (weights >= 2).sum(),
@@ -229,70 +156,9 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     optimizer.step()
     optimizer.zero_grad()
-    sums = reduced(sums, policy.device) / max(total, 1)
+    sums = (training.summed(sums) / total).tolist()
     return {"loss": sums[0], "divergence": sums[1], "mean_w": sums[2], "capped_w": sums[3], "entropy": sums[4],
             "capped_entries": sums[5] / policy.head.shape[0], "grad_norm": float(norm), "response_tokens": total}
-
-
-def reduced(numbers, device, maximum=False):
-    """Sum (or maximum) of a list of numbers over the ranks, as a numpy array."""
-    numbers = torch.tensor(np.asarray(numbers, dtype=np.float64), device=device)
-    if dist.is_initialized():
-        dist.all_reduce(numbers, dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)
-    return numbers.cpu().numpy()
-
-
-def gathered(values):
-    """The lists of all ranks, joined."""
-    if not dist.is_initialized():
-        return values
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, values)
-    return [value for part in parts for value in part]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Checkpoints
-
-
-def newest_step(folder):
-    """The last K for which `folder`/step_K stands, or 0. A folder gets that name when all is in it."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return max((int(name[5:]) for name in names if name.startswith("step_") and name[5:].isdigit()), default=0)
-
-
-def save(policy, optimizer, folder, step):
-    """Write `folder`/step_K whole or not at all, then the newest adapter into `folder` itself; keep the last two steps."""
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-    options = StateDictOptions(full_state_dict=True, cpu_offload=dist.is_initialized(), ignore_frozen_params=True)
-    state = get_optimizer_state_dict(policy.model, optimizer, options=options)
-    weights = {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().cpu().contiguous()
-               for name, w in get_peft_model_state_dict(policy.model).items()}
-    if rank_and_world()[0] == 0:
-        path, part = os.path.join(folder, f"step_{step}"), os.path.join(folder, f"part_{step}")
-        shutil.rmtree(part, ignore_errors=True)
-        os.makedirs(part)
-        save_file(weights, os.path.join(part, "adapter_model.safetensors"))
-        policy.model.peft_config["default"].save_pretrained(part)
-        torch.save({"step": step, "optimizer": state, "rng": torch.get_rng_state()}, os.path.join(part, "resume.pt"))
-        os.replace(part, path)
-        for name in ("adapter_model.safetensors", "adapter_config.json"):
-            shutil.copyfile(os.path.join(path, name), os.path.join(folder, name + ".part"))
-            os.replace(os.path.join(folder, name + ".part"), os.path.join(folder, name))
-        shutil.rmtree(os.path.join(folder, f"step_{step - 2}"), ignore_errors=True)
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def restore(policy, optimizer, path):
-    """Put back the optimizer and the random state that `save` wrote; load_policy has read the adapter already."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-    kept = torch.load(os.path.join(path, "resume.pt"), weights_only=True)
-    options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
-    set_optimizer_state_dict(policy.model, optimizer, kept["optimizer"], options=options)
-    torch.set_rng_state(kept["rng"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -300,67 +166,69 @@ def restore(policy, optimizer, path):
 
 
 async def distill(args, settings, problems, contexts, done, journals):
-    """Lines 13-16: S steps from step done + 1. `journals`: distill.jsonl and samples.jsonl, open (rank 0 only)."""
-    rank, world = rank_and_world()
+    """Lines 13-16: S steps from step done + 1. `journals`: distill.jsonl and samples.jsonl, open (rank 0 only). -> GPUs used."""
+    rank, world = training.rank_and_world()
     folder = os.path.join(args.out, "adapter")
     adapter = os.path.join(folder, f"step_{done}") if done else None
-    sampler = await engine.start(settings, adapters=True)
+    with training.together():
+        sampler = await engine.start(settings, adapters=True)
     bar = tqdm(total=args.steps, initial=done, unit="step", disable=None if rank == 0 else True)
     try:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        policy = load_policy(settings, adapter, args.seed, args.grad_checkpoint_every, device)
-        optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, betas=(0.9, 0.999), weight_decay=0.01)
+        with training.together():
+            if device.type == "cuda":
+                training.check_memory(args, settings, [len(sampler.encode(lines[0]["opening"])) for lines in problems.values()])
+            policy = training.load_policy(settings, adapter, args.seed, args.grad_checkpoint_every, device)
+        optimizer = training.adam(policy, args.lr)
         if done:
-            restore(policy, optimizer, adapter)
+            training.restore(policy, optimizer, adapter)
         names = list(problems)
         for step in range(done + 1, args.steps + 1):                                           # line 13
             begin = time.time()
-            batch = batch_indices(step, args.batch, len(names), args.seed)                     # line 14
-            items, lines = await student_samples(args, settings, sampler, adapter, step,       # line 15
-                                                 [(names[i], k) for i, k in batch[rank::world]], problems, contexts)
+            batch = [(names[i], k) for i, k in batch_indices(step, args.batch, len(names), args.seed)]  # line 14
+            with training.together():
+                items, lines = await student_samples(sampler, settings, adapter, args.seed, step,       # line 15
+                                                     batch[rank::world], problems, contexts, args.traces)
             sampled = time.time()
             metrics = update(policy, optimizer, items, kind=args.divergence, tau=args.tau, budget=args.micro_tokens)  # line 16
-            trained, lines = time.time(), gathered(lines)
-            if rank == 0:
-                order = {(names[i], k): n for n, (i, k) in enumerate(batch)}
-                lines.sort(key=lambda line: order[line["problem"], line["occurrence"]])
-                metrics = {"step": step, **metrics, "length": float(np.mean([line["completion_tokens"] for line in lines])),
-                           "truncated": float(np.mean([line["truncated"] for line in lines])),
-                           "student_tokens": sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines),
-                           "teacher_tokens": sum(line["context_tokens"] + line["completion_tokens"] for line in lines),
-                           "sample_seconds": round(sampled - begin, 3), "train_seconds": round(trained - sampled, 3)}
-                for line in lines:
-                    runs.append(journals[1], line)
-                runs.append(journals[0], metrics)
-                tqdm.write(log_line(metrics))
-            save(policy, optimizer, folder, step)  # the step counts from here on
+            lines = sorted(training.gathered(lines), key=lambda line: batch.index((line["problem"], line["occurrence"])))
+            metrics = {"step": step, **metrics, "length": float(np.mean([line["completion_tokens"] for line in lines])),
+                       "truncated": float(np.mean([line["truncated"] for line in lines])),
+                       "student_tokens": sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines),
+                       "teacher_tokens": sum(line["context_tokens"] + line["completion_tokens"] for line in lines),
+                       "sample_seconds": round(sampled - begin, 3), "train_seconds": round(time.time() - sampled, 3)}
+            with training.together():
+                if rank == 0:
+                    for line in lines:
+                        runs.append(journals[1], line)
+                    runs.append(journals[0], metrics)
+                    tqdm.write(log_line(metrics))
+            training.save(policy, optimizer, folder, step)  # the step counts from here on
             adapter = os.path.join(folder, f"step_{step}")
             bar.update()
-        return policy
+        return sampler.gpus * world
     finally:
         bar.close()
         sampler.close()
 
 
-async def student_samples(args, settings, sampler, adapter, step, share, problems, contexts):
-    """y ~ policy(. | x) with the current adapter for each (problem, occurrence) of this rank's share. -> items, lines."""
+async def student_samples(sampler, settings, adapter, seed, step, share, problems, contexts, traces):
+    """y ~ policy(. | x) with the current adapter for each (problem, occurrence) of `share`. -> items, lines of samples.jsonl."""
     async def one(problem, occurrence):
         lines = problems[problem]
-        k = lines.index(draw_context(lines, args.seed, step, problem, occurrence))
-        chosen = contexts[problem]
-        context = chosen[k] if len(chosen) == len(lines) and args.traces != "failure" else draw_context(
-            chosen, args.seed, step, problem, occurrence)
-        opening, context = sampler.encode(lines[0]["opening"]), sampler.encode(context)
-        seed = engine.request_seed(args.seed, problem, step, f"student {occurrence}")
-        sample = await sampler.sample(opening, seed=seed, max_tokens=settings.max_tokens, temperature=settings.temperature,
+        opening = sampler.encode(lines[0]["opening"])
+        context = sampler.encode(draw_context(contexts[problem], seed, step, problem, occurrence))
+        # The contexts of success and random traces stand in the order of C+; those of failures are no steps of C+.
+        context_step = None if traces == "failure" else draw_context(lines, seed, step, problem, occurrence)["step"]
+        request = engine.request_seed(seed, problem, step, f"student {occurrence}")
+        sample = await sampler.sample(opening, seed=request, max_tokens=settings.max_tokens, temperature=settings.temperature,
                                       top_p=settings.top_p, adapter=adapter)
         n = len(sample.token_ids)
-        line = {"step": step, "problem": problem, "bench": lines[0]["bench"], "occurrence": occurrence,
-                "context_step": lines[k]["step"] if args.traces != "failure" else None, "response": sample.text,
-                "prompt_tokens": len(opening), "completion_tokens": n, "context_tokens": len(context),
-                "finish_reason": sample.finish_reason, "truncated": sample.finish_reason == "length" or n >= settings.max_tokens,
-                "seed": seed}
-        return Item(problem, opening, context, sample), line
+        return Item(opening, context, sample), {
+            "step": step, "problem": problem, "bench": lines[0]["bench"], "occurrence": occurrence, "context_step": context_step,
+            "response": sample.text, "prompt_tokens": len(opening), "completion_tokens": n, "context_tokens": len(context),
+            "finish_reason": sample.finish_reason, "truncated": sample.finish_reason == "length" or n >= settings.max_tokens,
+            "seed": request}
     pairs = await asyncio.gather(*(one(*pair) for pair in share))
     return [item for item, _ in pairs], [line for _, line in pairs]
 
@@ -372,34 +240,35 @@ def log_line(m):
 
 
 def read_cplus(path):
-    """cplus.jsonl -> {problem id: lines}; BadInput if there is nothing to learn from."""
-    lines = data.read_jsonl(path)
-    fields = ("problem", "bench", "model", "family", "decoding", "opening", "context", "response", "step")
-    for number, line in enumerate(lines, 1):
+    """cplus.jsonl -> {problem id: its lines}, in the order of the file; BadInput if there is nothing to learn from."""
+    problems, fields = {}, ("problem", "bench", "model", "family", "decoding", "opening", "context", "response", "step")
+    for number, line in enumerate(data.read_jsonl(path), 1):
         if missing := [name for name in fields if name not in line]:
             raise data.BadInput(f"{path} line {number} has no {missing[0]}: name the cplus.jsonl that explore.py wrote.")
-    if not lines:
+        problems.setdefault(line["problem"], []).append(line)
+    if not problems:
         raise data.BadInput(f"{path} holds no context: no answer was right, so there is nothing to distill; explore with more "
                             "calls, more problems or a stronger model.")
-    if len({(line["bench"], line["model"]) for line in lines}) > 1:
+    if len({(line["bench"], line["model"]) for lines in problems.values() for line in lines}) > 1:
         raise data.BadInput(f"{path} mixes benches or models: distill each explore run by itself.")
-    return group(lines)
+    return problems
 
 
-def drop_unfinished(journal, records, done):
-    """Cut the lines of steps beyond `done` (a crash came before their checkpoint) from an open journal."""
-    kept = [r for r in records if r["step"] <= done]
-    journal.seek(0)
-    journal.truncate()
-    for record in kept:
-        runs.append(journal, record)
+def drop_unfinished(path, done):
+    """Cut the lines of steps beyond `done` (a crash came before their checkpoint). -> the file, open for more lines."""
+    records, journal = runs.open_journal(path)
+    with open(path, "rb+") as file:  # the lines stand in the order of the steps
+        for _ in range(sum(record["step"] <= done for record in records)):
+            file.readline()
+        file.truncate()
+    return journal
 
 
-def tau_value(text):
-    value = float(text)
-    if not value > 0:
-        raise ValueError
-    return value
+def above_zero(text):
+    """argparse type: a number above zero, inf included."""
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return float(text)
 
 
 def main(argv=None):
@@ -407,18 +276,30 @@ def main(argv=None):
     parser.add_argument("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
     parser.add_argument("--steps", type=engine.positive_int, default=20, help="S, optimizer steps")
     parser.add_argument("--batch", type=engine.positive_int, default=128, help="problems a step")
-    parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--tau", type=tau_value, help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
+    parser.add_argument("--lr", type=above_zero, default=1e-5)
+    parser.add_argument("--tau", type=above_zero, help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
     parser.add_argument("--divergence", choices=loss.DIVERGENCES, default="reverse_kl")
     parser.add_argument("--traces", choices=["success", "failure", "random"], default="success",
                         help="the teacher's contexts (Table 5); failure and random read the rollouts.jsonl beside --cplus")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
     parser.add_argument("--micro-tokens", type=engine.positive_int, default=16384, help="tokens of one forward and backward pass")
-    parser.add_argument("--grad-checkpoint-every", type=int, default=1, metavar="N", help="recompute every Nth layer (0: none)")
+    parser.add_argument("--grad-checkpoint-every", type=int, choices=range(0, 1000), default=1, metavar="N",
+                        help="recompute every Nth layer in the backward pass (0: none, faster, more memory)")
     parser.add_argument("--merge", action="store_true", help="also write the model with the adapter merged in: OUT/merged")
     parser.add_argument("--out", default="out", help="folder of the run")
     engine.add_arguments(parser)
     args = parser.parse_args(argv)
+    training.join_ranks()
+    with contextlib.ExitStack() as stack:
+        with training.together():
+            settings, problems, contexts = prepare(args)
+            if training.rank_and_world()[0] == 0:
+                stack.enter_context(runs.hold(args.out))
+        run(args, settings, problems, contexts)
+
+
+def prepare(args):
+    """Resolve the flags and read the files. -> (engine settings, {problem: lines of C+}, {problem: teacher's contexts})."""
     problems = read_cplus(args.cplus)
     first = next(iter(problems.values()))[0]
     args.model, args.family = args.model or first["model"], args.family or first["family"]
@@ -426,59 +307,56 @@ def main(argv=None):
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     if args.tau is None:
         args.tau = 1e-3 if first["bench"] == "math500" else math.inf
-    if "LOCAL_RANK" in os.environ and "RANK" in os.environ and not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if training.rank_and_world()[1] > 1 and args.tensor_parallel * args.data_parallel > 1:
+        raise data.BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and --data-parallel.")
     settings = engine.settings(args, first["bench"], gpu_memory=0.4)
+    if settings.temperature == 0:
+        raise data.BadInput("--temperature 0 leaves no distribution to distill: give one above 0.")
     rollouts = os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl")
     contexts = teacher_contexts(problems, args.traces, data.read_jsonl(rollouts, torn_ok=True) if args.traces != "success" else [])
-    with runs.hold(args.out) if rank_and_world()[0] == 0 else nullcontext():
-        run(args, settings, problems, contexts)
+    return settings, problems, contexts
 
 
 def run(args, settings, problems, contexts):
     """Begin or go on in --out, and train."""
-    rank = rank_and_world()[0]
-    done = newest_step(os.path.join(args.out, "adapter"))
-    journals = None
-    if rank == 0:
-        flags = ("cplus", "steps", "batch", "lr", "tau", "divergence", "traces", "seed")
-        kept = {name: str(value) if value == math.inf else value for name, value in ((f, getattr(args, f)) for f in flags)}
-        runs.begin(os.path.join(args.out, "distill.json"), kept | dataclasses.asdict(settings), growable=("steps",))
-        journals = []
-        for name in ("distill.jsonl", "samples.jsonl"):
-            records, journal = runs.open_journal(os.path.join(args.out, name))
-            drop_unfinished(journal, records, done)
-            journals.append(journal)
-    print_once(f"distill: {len(problems)} problems, {sum(map(len, contexts.values()))} contexts ({args.traces}), {args.steps} steps of {args.batch}, "
-               f"{args.divergence}, tau {args.tau:g}, lr {args.lr:g}; {engine.describe(settings)}")
+    rank, folder, path = training.rank_and_world()[0], os.path.join(args.out, "adapter"), os.path.join(args.out, "distill.json")
+    done, journals = training.newest_step(folder), None
+    with training.together():
+        if rank == 0:
+            flags = ("cplus", "steps", "batch", "lr", "tau", "divergence", "traces", "seed")
+            kept = {name: str(value) if value == math.inf else value for name, value in ((f, getattr(args, f)) for f in flags)}
+            kept["contexts"] = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
+            runs.begin(path, kept | dataclasses.asdict(settings), growable=("steps",), empty=done == 0)
+            journals = [drop_unfinished(os.path.join(args.out, name), done) for name in ("distill.jsonl", "samples.jsonl")]
+            if done:
+                training.publish(folder, done)  # a crash may have come before that
+    training.print_once(f"distill: {len(problems)} problems, {sum(map(len, contexts.values()))} contexts ({args.traces}), {args.steps} steps of "
+               f"{args.batch}, {args.divergence}, tau {args.tau:g}, lr {args.lr:g}; {engine.describe(settings)}")
     if done:
-        print_once(f"{done} steps are done already; the run goes on.")
+        training.print_once(f"{done} steps are done already; the run goes on.")
     begin = time.time()
-    try:
-        policy = asyncio.run(distill(args, settings, problems, contexts, done, journals))
-    except KeyboardInterrupt:
-        print_once("\nStopped. The steps above are kept; the same command goes on.")
-        sys.exit(130)
-    if rank == 0:
-        for journal in journals:
-            journal.close()
-        path = os.path.join(args.out, "distill.json")
-        with open(path) as file:
-            runs.write_json(path, json.load(file) | {"result": {"steps": args.steps, "wall_seconds": time.time() - begin}})
-    if args.merge:
-        merge(policy, settings, args.out)
-    print_once(f"adapter: {os.path.join(args.out, 'adapter')}")
+    if done < args.steps:
+        try:
+            gpus = asyncio.run(distill(args, settings, problems, contexts, done, journals))
+        except KeyboardInterrupt:
+            training.print_once("\nStopped. The steps above are kept; the same command goes on.", sys.stderr)
+            sys.exit(130)
+        if rank == 0:
+            with open(path) as file:
+                runs.write_json(path, json.load(file) | {
+                    "result": {"steps": args.steps, "gpus": gpus, "wall_seconds": time.time() - begin, "steps_before": done}})
+    if args.merge and rank == 0:
+        merge(settings, args.out)
+    training.print_once(f"adapter: {folder}")
 
 
-def merge(policy, settings, out):
+def merge(settings, out):
     """Write the model with the adapter merged into its weights, and its tokenizer, into OUT/merged."""
     from peft import PeftModel
-    if rank_and_world()[0] == 0:
-        base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
-        folder = os.path.join(out, "merged")
-        PeftModel.from_pretrained(base, os.path.join(out, "adapter")).merge_and_unload().save_pretrained(folder)
-        engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)
-        print(f"merged model: {folder}", flush=True)
+    base, folder = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype)), os.path.join(out, "merged")
+    PeftModel.from_pretrained(base, os.path.join(out, "adapter")).merge_and_unload().save_pretrained(folder)
+    engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)
+    print(f"merged model: {folder}", flush=True)
 
 
 if __name__ == "__main__":

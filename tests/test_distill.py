@@ -1,327 +1,507 @@
-"""Algorithm 1, lines 13-16: the batch stream, the contexts, the gradient however the batch is cut, and resume."""
+"""Algorithm 1, lines 13-16: what is trained on, one gradient however it is cut, and a run that survives every stop."""
 import json
 import math
 import os
-import random
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch
+from safetensors.torch import load_file
 
 import data
 import distill
 import engine
 import loss
-from conftest import make_adapter, make_model, make_tokenizer
-from safetensors.torch import load_file
+import runs
+import scripted_student
+import training
+from conftest import make_model
+from scripted_student import ScriptedStudent, gradients, toy_items, toy_policy
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import torch
 
 
-# ---- batches and contexts
+# ---------------------------------------------------------------------------------------------------------------------
+# Batches, contexts, traces
 
 
 def test_batches_are_cuts_of_one_stream():
-    """Five problems, batches of three: epochs follow one another, a batch may span two, nothing depends on where it starts."""
-    epochs = [np.random.default_rng(epoch).permutation(5).tolist() for epoch in range(3)]
-    stream = sum(epochs, [])
-    cuts = [distill.batch_indices(step, 3, 5, seed=1) for step in range(1, 6)]
-    assert [i for cut in cuts for i, _ in cut] == stream
-    assert epochs[:2] == [[2, 4, 3, 0, 1], [4, 0, 1, 2, 3]]
-    assert cuts[:2] == [[(2, 0), (4, 0), (3, 0)], [(0, 0), (1, 0), (4, 0)]]
-    assert distill.batch_indices(1, 5, 5, seed=3) == [(int(i), 0) for i in np.random.default_rng(2 * 10**8).permutation(5)]
+    """Three problems, batches of four: the epochs are the permutations of seeds 0, 1, 2 ..., and a batch spans two of them."""
+    stream = [int(i) for epoch in range(4) for i in np.random.default_rng(epoch).permutation(3)]
+    assert stream == [2, 0, 1, 0, 1, 2, 2, 0, 1, 2, 1, 0]
+    batches = [distill.batch_indices(step, 4, 3, 1) for step in (1, 2, 3)]
+    assert [i for batch in batches for i, _ in batch] == stream
+    assert batches == [[(2, 0), (0, 0), (1, 0), (0, 1)], [(1, 0), (2, 0), (2, 1), (0, 0)], [(1, 0), (2, 0), (1, 1), (0, 0)]]
+    second = [int(i) for epoch in range(2) for i in np.random.default_rng(10**8 + epoch).permutation(3)]
+    assert [i for i, _ in distill.batch_indices(1, 6, 3, seed=2)] == second
+    assert sorted(distill.batch_indices(1, 7, 3, 1))[:3] == [(0, 0), (0, 1), (1, 0)]  # three epochs in one batch
 
 
-def test_a_problem_twice_in_a_batch_has_two_occurrences():
-    batch = distill.batch_indices(1, 7, 3, seed=1)
-    assert batch == [(2, 0), (0, 0), (1, 0), (0, 1), (1, 1), (2, 1), (2, 2)]
+def test_context_draws():
+    """Fixed by (seed, step, problem, occurrence) alone, uniform over the list, the same place in lists of one length."""
+    five, draws = list("abcde"), list("cbceedce")
+    assert [distill.draw_context(five, 1, step, "p") for step in range(1, 9)] == draws
+    assert distill.draw_context(five, 1, 1, "p", 0) == distill.draw_context(tuple("abcde"), 1, 1, "p")
+    others = [[distill.draw_context(five, *key) for key in keys] for keys in (
+        [(2, s, "p") for s in range(1, 9)], [(1, s, "q") for s in range(1, 9)], [(1, s, "p", 1) for s in range(1, 9)])]
+    assert all(other != draws for other in others)
+    counts = [sum(distill.draw_context(five, 1, step, "p") == c for step in range(1000)) for c in five]
+    assert all(abs(n - 200) < 60 for n in counts)  # 4.7 standard deviations
 
 
-def test_context_draws_are_fixed_and_uniform():
-    contexts = ["a", "b", "c", "d"]
-    draws = [distill.draw_context(contexts, 1, step, "p") for step in range(1, 9)]
-    assert draws == [distill.draw_context(contexts, 1, step, "p") for step in range(1, 9)]
-    assert draws != [distill.draw_context(contexts, 2, step, "p") for step in range(1, 9)]
-    many = [distill.draw_context(contexts, 1, step, "p", k) for step in range(1000) for k in range(2)]
-    for context in contexts:  # 2,000 draws, a quarter each, within five standard deviations
-        assert abs(many.count(context) - 500) < 5 * math.sqrt(2000 * 0.25 * 0.75)
+def user(text):
+    return {"role": "user", "content": text}
 
 
-def turn(text, role="user"):
-    return {"role": role, "content": text}
+def dialogue(problem, answer, feedback):
+    return [user(problem), {"role": "assistant", "content": answer}, user(feedback)]
 
 
-def attempt(problem, step, reward, said, restart=False):
-    return {"problem": problem, "step": step, "reward": reward, "restart": restart, "context": [turn(problem), turn("y", "assistant"), turn(said)]}
+def rollout(problem, step, reward, feedback, restart=False):
+    return {"problem": problem, "step": step, "reward": reward, "restart": restart,
+            "context": dialogue(problem, f"answer {step}", feedback)}
 
 
-ROLLOUTS = [attempt("p", 1, 0, "blind", restart=True), attempt("p", 2, 1, "wrong"), attempt("p", 3, 1, "right"),
-            attempt("p", 4, 0, "right"), attempt("p", 5, 0, "right"), attempt("q", 1, 1, "blind", restart=True), attempt("q", 2, 1, "right")]
+# a: right at 1 (restart), 3 and 4; wrong at 2 and, in the same context, at 5. b: right at 2 alone, never wrong.
+ROLLOUTS = [rollout("a", 1, 1, "blind", restart=True), rollout("a", 2, 0, "you were right"), rollout("a", 3, 1, "you were wrong"),
+            rollout("a", 4, 1, "you were right"), {**rollout("a", 2, 0, "you were right"), "step": 5},
+            rollout("b", 2, 1, "b's own"), rollout("c", 2, 0, "you were right")]
 
 
-def lines_of(rollouts):
-    return distill.group([{"problem": r["problem"], "bench": "b", "opening": [turn(r["problem"])], "context": r["context"],
-                           "step": r["step"]} for r in rollouts if r["reward"]])
+def cplus_line(record, **changes):
+    return {"problem": record["problem"], "bench": "toy", "model": "m", "family": "qwen3", "step": record["step"], "response": "r",
+            "decoding": {"temperature": 0.7, "top_p": 1.0, "max_tokens": 20}, "opening": [user(record["problem"])],
+            "context": record["context"], **changes}
 
 
-def test_traces():
-    """Tables 5 and 27: failure drops duplicates and falls back to the plain prompt, random swaps the feedback turn alone."""
-    lines = lines_of(ROLLOUTS)
-    assert distill.teacher_contexts(lines, "success", []) == {
-        "p": [ROLLOUTS[1]["context"], ROLLOUTS[2]["context"]], "q": [ROLLOUTS[5]["context"], ROLLOUTS[6]["context"]]}
-    assert distill.teacher_contexts(lines, "failure", ROLLOUTS) == {
-        "p": [ROLLOUTS[0]["context"], ROLLOUTS[3]["context"]], "q": [[turn("q")]]}
-    replaced = distill.teacher_contexts(lines, "random", ROLLOUTS)
-    assert [context[-1]["content"] for context in replaced["p"]] == ["right", "wrong"]        # another step of the problem
-    assert [context[-1]["content"] for context in replaced["q"]] == ["blind", "wrong"]        # restart kept; another problem
-    assert [context[:-1] for context in replaced["p"]] == [c["context"][:-1] for c in lines["p"]]
+PROBLEMS = {p: [cplus_line(r) for r in ROLLOUTS if r["problem"] == p and r["reward"]] for p in "ab"}
 
 
-def test_random_traces_need_two_texts():
-    rollouts = [attempt("p", 2, 1, "right"), attempt("p", 3, 1, "right")]
-    with pytest.raises(data.BadInput, match="two feedback texts"):
-        distill.teacher_contexts(lines_of(rollouts), "random", rollouts)
+def test_successful_traces():
+    assert distill.teacher_contexts(PROBLEMS, "success", []) == {
+        "a": [ROLLOUTS[0]["context"], ROLLOUTS[2]["context"], ROLLOUTS[3]["context"]], "b": [ROLLOUTS[5]["context"]]}
 
 
-# ---- the gradient
+def test_failure_traces():
+    """Wrong answers' contexts without duplicates; the plain prompt for a problem that was never wrong."""
+    assert distill.teacher_contexts(PROBLEMS, "failure", ROLLOUTS) == {"a": [ROLLOUTS[1]["context"]], "b": [[user("b")]]}
 
 
-def make_items(n, seed=0):
-    """Responses of 1 to 30 tokens on prompts and contexts of different lengths, of random tokens."""
-    rng = random.Random(seed)
-    def ids(low, high):
-        return [rng.randrange(250) for _ in range(rng.randint(low, high))]
-    items = []
-    for i in range(n):
-        response = ids(1, 30) if i else [7]
-        items.append(distill.Item(f"p{i}", ids(3, 20), ids(20, 50), engine.Sample(
-            response, "", [-rng.random() * 8 for _ in response], "stop", 0)))
-    return items
+def test_random_traces():
+    """Only the feedback turn changes, to one that differs: the problem's own where there is one; a restart stays."""
+    found = distill.teacher_contexts(PROBLEMS, "random", ROLLOUTS)
+    assert found["a"] == [ROLLOUTS[0]["context"], dialogue("a", "answer 3", "you were right"), dialogue("a", "answer 4", "you were wrong")]
+    (b,) = found["b"]
+    assert b[:2] == ROLLOUTS[5]["context"][:2] and b[2]["content"] in ("you were right", "you were wrong")
+    assert distill.teacher_contexts(PROBLEMS, "random", ROLLOUTS[::-1]) == found  # whatever finished first
 
 
-class Recorder:
-    """Takes the place of the optimizer: keeps the gradient that it would step on."""
-
-    def __init__(self, policy):
-        self.policy, self.gradients = policy, None
-
-    def step(self):
-        self.gradients = {name: (p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad).clone()
-                          for name, p in self.policy.model.named_parameters() if p.requires_grad}
-
-    def zero_grad(self):
-        for p in self.policy.parameters():
-            p.grad = None
+@pytest.mark.parametrize("rollouts,sentence", [
+    ([rollout("a", 3, 1, "one"), rollout("b", 2, 1, "one")], "two feedback texts that differ"),
+    ([{"problem": "a", "step": 3, "reward": 1, "restart": False, "context": [user("a")]}], "replaces the feedback turn")])
+def test_random_traces_that_cannot_be(rollouts, sentence):
+    problems = {r["problem"]: [cplus_line(r)] for r in rollouts}
+    with pytest.raises(data.BadInput, match=sentence):
+        distill.teacher_contexts(problems, "random", rollouts)
 
 
-def load(folder, adapter, checkpoint_every=0):
-    settings = engine.Settings(folder, "qwen3", "hf", "float32", 0.7, 1.0, 64, 0.4, None, 1, 1)
-    return distill.load_policy(settings, adapter, 1, checkpoint_every, torch.device("cpu"))
+# ---------------------------------------------------------------------------------------------------------------------
+# One gradient
 
 
-def gradient(policy, items, budget, kind="reverse_kl", tau=math.inf):
-    recorder = Recorder(policy)
-    metrics = distill.update(policy, recorder, items, kind=kind, tau=tau, budget=budget, max_grad_norm=math.inf)
-    return recorder.gradients, metrics
+@pytest.fixture(scope="module", params=["qwen3", "olmo3"])
+def toy(request, tmp_path_factory):
+    """Folder of a toy model: heads tied (qwen3) and untied (olmo3)."""
+    return make_model(tmp_path_factory.mktemp("toys") / request.param, architecture=request.param)
 
 
-def assert_close(a, b, tolerance=1e-5):
-    scale = max(x.abs().max() for x in b.values())
-    assert a.keys() == b.keys() and scale > 0
-    for name in a:
-        assert (a[name] - b[name]).abs().max() <= tolerance * scale, name
+def plain_gradients(policy, items, kind, tau):
+    """Eq. 3 by the book: a row at a time, all logits, autograd, one division at the end."""
+    total = sum(len(item.sample.token_ids) for item in items)
+    value = 0
+    for item in items:
+        n, ids = len(item.sample.token_ids), torch.tensor(item.sample.token_ids)
+        student, teacher = (policy.model(input_ids=torch.tensor([prompt + item.sample.token_ids])).logits[0, -n - 1:-1] / policy.temperature
+                            for prompt in (item.opening, item.context))
+        logprobs = student.log_softmax(-1)[range(n), ids]
+        w = loss.importance_weights(logprobs, torch.tensor(item.sample.logprobs))
+        value = value + (w * loss.token_divergence(student, teacher.detach(), kind, tau)).sum()
+    (value / total).backward()
+    grads = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.requires_grad}
+    policy.model.zero_grad()
+    return grads, float(value.detach() / total)
 
 
-def plain_gradient(policy, items, kind, tau):
-    """Eq. 3 as it is written: a forward pass for each row, the plain divergence, one sum over one count."""
-    total, tokens = 0, sum(len(i.sample.token_ids) for i in items)
-    for i in items:
-        y = i.sample.token_ids
-        def logits(prompt):
-            out = policy.model(input_ids=torch.tensor([prompt + y]), use_cache=False).logits[0, len(prompt) - 1:-1]
-            return out / policy.temperature
-        with torch.no_grad():
-            teacher = logits(i.context)
-        student = logits(i.opening)
-        weights = loss.importance_weights(student.log_softmax(-1)[torch.arange(len(y)), y], torch.tensor(i.sample.logprobs))
-        total = total + (weights * loss.token_divergence(student, teacher, kind, tau)).sum() / tokens
-    total.backward()
-    found = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.requires_grad}
-    Recorder(policy).zero_grad()
-    return found, total.item()
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    error = math.sqrt(sum(float((found[name] - g).square().sum()) for name, g in expected.items()))
+    assert norm > 1e-3 and error < 1e-5 * norm, (error, norm)
 
 
-@pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 1e-3), ("forward_kl", math.inf), ("jsd", math.inf)])
-def test_gradient_is_that_of_equation_3(toy_model, toy_adapters, kind, tau):
-    policy, items = load(toy_model, toy_adapters[0]), make_items(7)
-    expected, value = plain_gradient(policy, items, kind, tau)
-    found, metrics = gradient(policy, items, budget=200, kind=kind, tau=tau)
-    assert_close(found, expected, 2e-5)
-    assert metrics["loss"] == pytest.approx(value, rel=1e-4) and metrics["response_tokens"] == sum(len(i.sample.token_ids) for i in items)
+@pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 0.05), ("forward_kl", 0.05), ("jsd", math.inf)])
+def test_one_gradient_however_the_batch_is_cut(toy, kind, tau):
+    """Single rows, packed rows and three micro-batches of unlike lengths; a mean of the micro-batches' means differs by far."""
+    policy, items = toy_policy(toy), toy_items()
+    expected, value = plain_gradients(policy, items, kind, tau)
+    for budget in (1, 10**9, 60):
+        found, metrics = gradients(policy, items, budget, kind, tau)
+        assert_same(found, expected)
+        assert metrics["loss"] == pytest.approx(value, rel=1e-5) and metrics["response_tokens"] == 34
+    assert [len(batch) for batch in distill.micro_batches(items, 60)] == [2, 1, 1, 1, 1]
+    parts = [gradients(policy, [item], 1, kind, tau)[0] for item in items]
+    mean = {name: sum(part[name] for part in parts) / len(parts) for name in expected}
+    assert sum(float((mean[n] - g).square().sum()) for n, g in expected.items()) > 0.01 * sum(float(g.square().sum()) for g in expected.values())
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "olmo3"])
-def test_gradient_does_not_depend_on_the_cut(architecture, tmp_path):
-    """Single rows, packed rows, many micro-batches, with and without checkpointing; a mean of means would differ."""
-    changes = {} if architecture == "qwen3" else {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
-    folder = make_model(tmp_path / "model", architecture=architecture, **changes)
-    adapter, items = make_adapter(folder, tmp_path / "adapter", 0), make_items(9)
-    policy = load(folder, adapter)
-    single, _ = gradient(policy, items, budget=1)
-    assert len(distill.micro_batches(items, 1)) == 9 and len(distill.micro_batches(items, 200)) in range(3, 9)
-    for budget in (10**6, 200):
-        assert_close(gradient(policy, items, budget)[0], single)
-    assert_close(gradient(load(folder, adapter, checkpoint_every=1), items, 200)[0], single)
-    parts = [gradient(policy, part, 10**6)[0] for part in distill.micro_batches(items, 200)]
-    mean = {name: sum(part[name] for part in parts) / len(parts) for name in single}
-    with pytest.raises(AssertionError):
-        assert_close(mean, single)
+def test_checkpointing_changes_nothing(toy):
+    expected, _ = gradients(toy_policy(toy), toy_items(), 10**9)
+    for every in (1, 2):
+        assert_same(gradients(toy_policy(toy, every), toy_items(), 10**9)[0], expected)
 
 
-RANKS = """
-import sys, torch, torch.distributed as dist
-sys.path[:0] = [{root!r}, {root!r} + "/tests"]
-import distill, test_distill
-dist.init_process_group("gloo")
-rank, world = distill.rank_and_world()
-items = test_distill.make_items(4)
-policy = test_distill.load({model!r}, {adapter!r}, checkpoint_every=1)
-shares = {{1: [items], 2: [items[:3], items[3:]], 3: [items[:1], [], items[1:]]}}[world]  # uneven, and one that is empty
-gradients, metrics = test_distill.gradient(policy, shares[rank], budget=150)
-optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
-distill.update(policy, optimizer, shares[rank], kind="reverse_kl", tau=1.0, budget=150)
-distill.save(policy, optimizer, {out!r} + str(world), 1)
-if rank == 0:
-    torch.save((gradients, metrics), {out!r} + str(world) + "/gradient.pt")
-"""
+def test_bfloat16_is_close(toy):
+    """The backbone computes in bfloat16; the adapter, its gradient and the loss are float32."""
+    expected, _ = gradients(toy_policy(toy), toy_items(), 10**9, tau=math.inf)
+    policy = toy_policy(toy, dtype="bfloat16")
+    found, metrics = gradients(policy, toy_items(), 10**9, tau=math.inf)
+    assert all(g.dtype == torch.float32 for g in found.values()) and policy.head.dtype == torch.bfloat16
+    a, b = (torch.cat([grads[name].flatten() for name in expected]) for grads in (found, expected))
+    assert torch.cosine_similarity(a, b, dim=0) > 0.98 and math.isfinite(metrics["loss"])
 
 
-def run_ranks(world, script):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world), str(script)]
-    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert result.returncode == 0, result.stderr[-2000:]
+def test_the_backbone_and_the_head_are_frozen(toy):
+    policy = toy_policy(toy)
+    trained = [name for name, p in policy.model.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * 7 and all("lora_" in name and "lm_head" not in name for name in trained)
+    assert policy.model.peft_config["default"].r == policy.model.peft_config["default"].lora_alpha == 64
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "olmo3"])  # tied and untied heads
-def test_ranks_agree(architecture, tmp_path):
-    """1, 2 and 3 ranks, uneven and empty shares: the same gradient, and the same whole adapter after a step."""
-    folder = make_model(tmp_path / "model", architecture=architecture)
-    adapter, items = make_adapter(folder, tmp_path / "adapter", 0), make_items(4)
-    (tmp_path / "ranks.py").write_text(RANKS.format(root=ROOT, model=folder, adapter=adapter, out=str(tmp_path / "out")))
-    expected, metrics = gradient(load(folder, adapter), items, budget=10**6)
-    saved = {}
-    for world in (1, 2, 3):
-        run_ranks(world, tmp_path / "ranks.py")
-        found, its_metrics = torch.load(tmp_path / f"out{world}" / "gradient.pt", weights_only=False)
-        assert_close(found, expected)
-        assert its_metrics == pytest.approx(metrics, rel=1e-4)
-        saved[world] = load_file(tmp_path / f"out{world}" / "adapter_model.safetensors")
-    assert_close(saved[2], saved[1], 1e-3)  # AdamW's first step is the sign of the gradient: tiny entries may differ
-    assert_close(saved[3], saved[1], 1e-3)
-    assert load(folder, str(tmp_path / "out3")).parameters()  # an adapter of three ranks loads on one
+def test_metrics(toy):
+    """Against the plain forms, on one item whose sampler was far less sure: every weight is at the cap."""
+    item = toy_items()[2]
+    policy, n = toy_policy(toy), len(item.sample.token_ids)
+    item.sample.logprobs = [-50.0] * n
+    student, teacher = (policy.model(input_ids=torch.tensor([prompt + item.sample.token_ids])).logits[0, -n - 1:-1].detach() / 0.7
+                        for prompt in (item.opening, item.context))
+    _, metrics = gradients(policy, [item], 1, tau=math.inf)
+    divergence = float(loss.token_divergence(student, teacher).mean())
+    assert metrics["divergence"] == pytest.approx(divergence, rel=1e-4) and metrics["loss"] == pytest.approx(2 * divergence, rel=1e-4)
+    assert metrics["mean_w"] == 2 and metrics["capped_w"] == 1 and metrics["capped_entries"] == 0
+    assert metrics["entropy"] == pytest.approx(float(torch.distributions.Categorical(logits=student).entropy().mean()), rel=1e-4)
 
 
-# ---- the run
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory
 
 
-class ScriptedEngine:
-    """Draws a response from the request's seed alone."""
-    startup_seconds, parameters, gpus, slots, window = 0.0, 1000, 1, 4, 10**6
+def saved_bytes(policy, tokens):
+    """Bytes that a forward pass over one row keeps for its backward pass, the frozen weights apart."""
+    own, kept = {p.untyped_storage().data_ptr() for p in policy.model.parameters()}, {}
 
-    def __init__(self, folder):
-        self.tokenizer, self.adapters = make_tokenizer(), []
-
-    def encode(self, messages):
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-
-    async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
-        rng = random.Random(seed)
-        ids = [rng.randrange(250) for _ in range(rng.randint(1, 6))]
-        self.adapters.append(adapter)
-        return engine.Sample(ids, self.tokenizer.decode(ids), [-3.0] * len(ids), "stop", len(prompt_token_ids))
-
-    def close(self):
-        pass
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address comes twice
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        policy.hidden([[1] * tokens], [tokens - 1])
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def write_cplus(path, model, problems=3):
-    with open(path, "w") as file:
-        for i in range(problems):
-            for step in (2, 4):
-                file.write(json.dumps({
-                    "problem": f"p{i}", "bench": "toy", "model": model, "family": "qwen3", "step": step, "response": "y",
-                    "decoding": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 8}, "opening": [turn(f"x{i}")],
-                    "context": [turn(f"x{i}"), turn(f"y{step}", "assistant"), turn("wrong")]}) + "\n")
-    return str(path)
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_activations_are_those_of_the_budget(toy, every):
+    """What autograd saves of a bfloat16 forward pass grows by the budget's bytes a token, but for the ends of the model."""
+    policy = toy_policy(toy, every, "bfloat16")
+    measured = (saved_bytes(policy, 512) - saved_bytes(policy, 256)) / 256
+    config = policy.model.config
+    a, b = (training.memory_budget(config, 0, tokens, every)["activations"] for tokens in (256, 512))
+    assert (b - a) / 256 == pytest.approx(measured, abs=8 * config.hidden_size)  # the last norm and the embedding
 
 
-def run(monkeypatch, tmp_path, model, *flags, steps=5, out="out"):
-    engines = []
+def test_budget_of_the_papers_models():
+    """One H200, the paper's sizes: 8,192 response tokens, micro-batches of 16,384."""
+    from transformers import Olmo3Config, Qwen3Config
+    qwen = Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+                       num_key_value_heads=8, head_dim=128, tie_word_embeddings=False)
+    olmo = Olmo3Config(vocab_size=100278, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
+                       num_key_value_heads=32, tie_word_embeddings=False)
+    for config, weights, per_token in ((qwen, 8.19e9, 222e3 * 36), (olmo, 7.30e9, 237e3 * 32)):
+        parts = training.memory_budget(config, 16384, 8192, 0)
+        assert parts["weights"] == pytest.approx(2 * weights, rel=0.01)
+        whole, half = (training.memory_budget(config, 0, tokens, 0)["activations"] for tokens in (2, 1))
+        assert whole - half == pytest.approx(per_token, rel=0.01)
+    assert training.memory_budget(qwen, 0, 1, 1)["activations"] == 36 * 4096 * 2
+    assert training.memory_budget(qwen, 0, 1, 2)["activations"] * 2 == pytest.approx(36 * (222e3 + 8192), rel=0.01)
+    assert training.memory_budget(qwen, 0, 0, 1)["adapter"] == 18 * 174_587_904
+    two = training.memory_budget(qwen, 0, 0, 1, world=2)
+    assert two["weights"] == pytest.approx(8.19e9 + 151936 * 4096, rel=1e-3) and two["adapter"] == 9 * 174_587_904
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+@pytest.fixture(scope="module")
+def cplus(tmp_path_factory, toy_model):
+    """A run's cplus.jsonl and rollouts.jsonl: problems a and b, on the toy model."""
+    folder = tmp_path_factory.mktemp("explored")
+    for name, records in (("cplus", [cplus_line(r, model=toy_model) for r in ROLLOUTS if r["reward"]]), ("rollouts", ROLLOUTS)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return str(folder / "cplus.jsonl")
+
+
+def flags(cplus, out, steps=5, *more):
+    return ["--cplus", cplus, "--out", str(out), "--steps", str(steps), "--batch", "3", "--lr", "1e-2", "--micro-tokens", "150",
+            "--grad-checkpoint-every", "0", *more]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """distill.py on the scripted student. -> the students that were started, in order."""
+    students = []
 
     async def start(settings, adapters=False):
-        engines.append(ScriptedEngine(model))
-        return engines[-1]
+        assert adapters
+        students.append(ScriptedStudent())
+        return students[-1]
     monkeypatch.setattr(engine, "start", start)
-    cplus = write_cplus(tmp_path / "cplus.jsonl", model)
-    distill.main(["--cplus", cplus, "--steps", str(steps), "--batch", "4", "--lr", "1e-2", "--micro-tokens", "100",
-                  "--out", str(tmp_path / out), *map(str, flags)])
-    return engines[-1], load_file(tmp_path / out / "adapter" / "adapter_model.safetensors")
+    return students
 
 
-def test_a_run_and_its_files(monkeypatch, tmp_path, toy_model):
-    sampler, weights = run(monkeypatch, tmp_path, toy_model, "--merge")
-    steps = data.read_jsonl(str(tmp_path / "out" / "distill.jsonl"))
-    samples = data.read_jsonl(str(tmp_path / "out" / "samples.jsonl"))
-    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5] and len(samples) == 20
-    names = [f"p{i}" for step in range(1, 6) for i, _ in distill.batch_indices(step, 4, 3, 1)]
-    assert [s["problem"] for s in samples] == names and {s["context_step"] for s in samples} == {2, 4}
-    folder = str(tmp_path / "out" / "adapter")
-    assert sampler.adapters == [None] * 4 + [f"{folder}/step_{k}" for k in (1, 2, 3, 4) for _ in range(4)]  # the current adapter
-    assert sorted(os.listdir(folder)) == ["adapter_config.json", "adapter_model.safetensors", "step_4", "step_5"]
-    assert steps[0]["response_tokens"] == sum(s["completion_tokens"] for s in samples[:4])
-    merged = engine.load(engine.AutoModelForCausalLM, str(tmp_path / "out" / "merged"))
-    with_adapter = distill.load_policy(engine.Settings(toy_model, "qwen3", "hf", "float32", 1.0, 1.0, 8, 0.4, None, 1, 1), folder, 1, 0,
-                                       torch.device("cpu")).model
-    ids = torch.arange(9)[None]
-    assert torch.allclose(merged(ids).logits, with_adapter(ids).logits, atol=1e-4)
-    assert any(w.abs().max() > 0 for name, w in weights.items() if "lora_B" in name)
+@pytest.fixture(scope="module")
+def undisturbed(cplus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "start", scripted_student.start)
+        distill.main(flags(cplus, out))
+    return out
 
 
-@pytest.mark.parametrize("where", ["update", "save", "newest"])
-def test_killed_and_resumed(monkeypatch, tmp_path, toy_model, where):
-    """Stopped in each of five steps, before the update, before and within the checkpoint: the same adapter at the end."""
-    _, undisturbed = run(monkeypatch, tmp_path, toy_model, out="whole")
-    fail_points = {"update": (distill, "update"), "save": (distill, "save"), "newest": (distill.shutil, "copyfile")}
-    module, name = fail_points[where]
-    working = getattr(module, name)
+def untimed(path):
+    return [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in data.read_jsonl(str(path))]
+
+
+def assert_same_run(out, whole, steps=5):
+    found, expected = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (out, whole))
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    for name in ("distill.jsonl", "samples.jsonl"):
+        assert untimed(out / name) == untimed(whole / name)
+    assert sorted(os.listdir(out / "adapter")) == ["adapter_config.json", "adapter_model.safetensors", f"step_{steps - 1}", f"step_{steps}"]
+
+
+def test_a_run(undisturbed, toy_model):
+    """Files, their order and their numbers."""
+    steps, samples = (data.read_jsonl(str(undisturbed / name)) for name in ("distill.jsonl", "samples.jsonl"))
+    drawn = [("ab"[i], k) for step in range(1, 6) for i, k in distill.batch_indices(step, 3, 2, 1)]
+    assert [s["step"] for s in steps] == [1, 2, 3, 4, 5]
+    assert [(s["problem"], s["occurrence"]) for s in samples] == drawn and [s["step"] for s in samples] == [1 + i // 3 for i in range(15)]
+    for s in samples:
+        context = distill.draw_context(PROBLEMS[s["problem"]], 1, s["step"], s["problem"], s["occurrence"])
+        student = ScriptedStudent()
+        assert s["context_step"] == context["step"] and s["context_tokens"] == len(student.encode(context["context"]))
+        assert s["prompt_tokens"] == len(student.encode([user(s["problem"])])) and s["bench"] == "toy"
+        assert s["seed"] == engine.request_seed(1, s["problem"], s["step"], f"student {s['occurrence']}")
+        assert s["truncated"] == (s["finish_reason"] == "length" or s["completion_tokens"] >= 20)
+    assert len({s["seed"] for s in samples}) == 15
+    for step in steps:
+        own = [s for s in samples if s["step"] == step["step"]]
+        assert step["response_tokens"] == sum(s["completion_tokens"] for s in own) and step["length"] == step["response_tokens"] / 3
+        assert step["teacher_tokens"] == sum(s["context_tokens"] + s["completion_tokens"] for s in own)
+    kept = json.loads((undisturbed / "distill.json").read_text())
+    assert kept["settings"]["steps"] == 5 and kept["settings"]["tau"] == "inf" and kept["result"]["steps"] == 5
+    assert kept["settings"]["model"] == toy_model and kept["settings"]["temperature"] == 0.7  # as it explored
+    engine.check_adapter(str(undisturbed / "adapter"), toy_model)
+
+
+def test_the_first_update_is_that_of_adam(cplus, tmp_path, scripted, toy_model):
+    """A step of AdamW moves every entry that has a gradient by lr: B starts at zero and A's gradient is then zero."""
+    distill.main(flags(cplus, tmp_path / "out", 1))
+    moved = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    b = torch.cat([w.flatten() for name, w in moved.items() if "lora_B" in name])
+    assert len(moved) == 28 and b.abs().max() == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_each_step_samples_from_the_newest_adapter(cplus, tmp_path, scripted):
+    distill.main(flags(cplus, tmp_path / "out", 3))
+    folders = [adapter and os.path.basename(adapter) for _, adapter in scripted[0].asked]
+    assert folders == [None] * 3 + ["step_1"] * 3 + ["step_2"] * 3
+
+
+class Killed(SystemExit):
+    """Nothing that distill.py would catch."""
+
+
+def fail(where, step, monkeypatch):
+    """The run is killed at `where` of update step `step` (from the first of the run)."""
+    module, name, after = {"sampled": (distill, "update", False), "updated": (distill, "update", True), "journalled": (training, "save", False),
+                           "written": (training, "publish", False), "saved": (training, "save", True)}[where]
+    real, state = getattr(module, name), {}
+
+    def failing(*args, **kwargs):
+        now = args[-1] if module is training else state.setdefault("step", training.newest_step(state["folder"]) + 1)
+        if not after and now == step:
+            raise Killed
+        result = real(*args, **kwargs)
+        if after and now == step:
+            raise Killed
+        state.pop("step", None)
+        return result
+    monkeypatch.setattr(module, name, failing)
+    return state
+
+
+@pytest.mark.parametrize("where", ["sampled", "updated", "journalled", "written", "saved"])
+def test_killed_at_each_step_and_resumed(cplus, tmp_path, scripted, undisturbed, where):
+    """Killed at step 1, gone on with, killed at step 2, and so on to 5, with a line torn besides: the same run in the end."""
+    out = tmp_path / "out"
     for step in range(1, 6):
-        calls = []
-
-        def failing(*args, **kwargs):
-            calls.append(args)
-            if len(calls) == (2 if where == "newest" or step > 1 else 1):  # a step has two copies; of the others one each
-                raise SystemExit("fail point")
-            return working(*args, **kwargs)
-        monkeypatch.setattr(module, name, failing)
-        with pytest.raises(SystemExit, match="fail point"):
-            run(monkeypatch, tmp_path, toy_model)
-        monkeypatch.setattr(module, name, working)
-        assert distill.newest_step(str(tmp_path / "out" / "adapter")) == (step if where == "newest" else step - 1)
-    _, weights = run(monkeypatch, tmp_path, toy_model)
-    assert all(torch.equal(weights[name], undisturbed[name]) for name in undisturbed)
-    assert [s["step"] for s in data.read_jsonl(str(tmp_path / "out" / "distill.jsonl"))] == [1, 2, 3, 4, 5]
-    a, b = ((tmp_path / out / "samples.jsonl").read_text() for out in ("out", "whole"))
-    assert a == b
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            fail(where, step, patch)["folder"] = out / "adapter"
+            distill.main(flags(cplus, out))
+        with open(out / "samples.jsonl", "a") as file:
+            file.write('{"step": 9, "pro')
+        (out / "adapter" / "part").mkdir(exist_ok=True, parents=True)  # and a checkpoint half-written
+    distill.main(flags(cplus, out))
+    assert_same_run(out, undisturbed)
 
 
-def test_more_steps_extend_a_run_and_other_changes_are_refused(monkeypatch, tmp_path, toy_model):
-    _, whole = run(monkeypatch, tmp_path, toy_model, out="whole")
-    run(monkeypatch, tmp_path, toy_model, steps=2)
-    with pytest.raises(data.BadInput, match="divergence = reverse_kl, not jsd"):
-        run(monkeypatch, tmp_path, toy_model, "--divergence", "jsd")
-    with pytest.raises(data.BadInput, match="steps = 2, not 1"):
-        run(monkeypatch, tmp_path, toy_model, steps=1)
-    _, weights = run(monkeypatch, tmp_path, toy_model)
-    assert all(torch.equal(weights[name], whole[name]) for name in whole)
+def test_more_steps_extend_a_run(cplus, tmp_path, scripted, undisturbed):
+    out = tmp_path / "out"
+    distill.main(flags(cplus, out, 2))
+    distill.main(flags(cplus, out, 5))
+    assert_same_run(out, undisturbed)
+    distill.main(flags(cplus, out, 5))  # nothing left to do: no engine, the same adapter
+    assert len(scripted) == 2
+    assert_same_run(out, undisturbed)
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on(cplus, tmp_path, scripted, undisturbed, monkeypatch):
+    out = tmp_path / "out"
+    real = training.write
+
+    def full(path, content):
+        if "step_" not in path and path.endswith("resume.pt") and os.path.isdir(out / "adapter" / "step_2"):
+            real(path, bytes(content)[:10])
+            raise OSError(28, "No space left on device")
+        real(path, content)
+    with monkeypatch.context() as patch, pytest.raises(data.BadInput, match="No space left on device.*goes on after step 2"):
+        patch.setattr(training, "write", full)
+        distill.main(flags(cplus, out))
+    distill.main(flags(cplus, out))
+    assert_same_run(out, undisturbed)
+
+
+def test_an_interrupt_keeps_the_steps(cplus, tmp_path, scripted, undisturbed, monkeypatch, capsys):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        real = distill.update
+        patch.setattr(distill, "update", lambda *a, **k: real(*a, **k) if not (out / "adapter" / "step_2").exists() else (_ for _ in ()).throw(KeyboardInterrupt))
+        distill.main(flags(cplus, out))
+    assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().err
+    distill.main(flags(cplus, out))
+    assert_same_run(out, undisturbed)
+
+
+@pytest.mark.parametrize("more,sentence", [
+    (["--seed", "2"], "seed = 1, not 2"), (["--lr", "1e-3"], "lr = 0.01, not 0.001"), (["--tau", "0.5"], "tau = inf, not 0.5"),
+    (["--divergence", "jsd"], "divergence = reverse_kl"), (["--traces", "random"], "traces = success"),
+    (["--batch", "4"], "batch = 3, not 4"), (["--steps", "4"], "steps = 5, not 4.*may only grow"), (["--max-tokens", "9"], "max_tokens = 20")])
+def test_changed_settings_are_refused(cplus, undisturbed, scripted, more, sentence):
+    before = (undisturbed / "samples.jsonl").read_bytes()
+    with pytest.raises(data.BadInput, match=sentence):
+        distill.main(flags(cplus, undisturbed, 5, *more))
+    assert (undisturbed / "samples.jsonl").read_bytes() == before and not scripted
+
+
+def test_other_contexts_are_refused(cplus, tmp_path, undisturbed, scripted):
+    """The stream and the draws depend on them: a C+ that has grown meanwhile is another run."""
+    shutil.copytree(undisturbed, tmp_path / "out")
+    kept = json.loads((tmp_path / "out" / "distill.json").read_text())
+    kept["settings"]["contexts"] = "0" * 16
+    runs.write_json(str(tmp_path / "out" / "distill.json"), kept)
+    with pytest.raises(data.BadInput, match="contexts = 0000000000000000, not"):
+        distill.main(flags(cplus, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("more,sentence", [
+    (["--temperature", "0"], "--temperature 0 leaves no distribution"), (["--model", "nowhere"], "neither a folder here")])
+def test_bad_input(cplus, tmp_path, scripted, more, sentence):
+    with pytest.raises(data.BadInput, match=sentence):
+        distill.main(flags(cplus, tmp_path / "out", 1, *more))
+
+
+@pytest.mark.parametrize("more", [["--lr", "0"], ["--lr", "fast"], ["--tau", "-1"], ["--grad-checkpoint-every", "-1"], ["--batch", "0"], ["--traces", "none"]])
+def test_bad_flags(cplus, tmp_path, more, capsys):
+    with pytest.raises(SystemExit) as stop:
+        distill.main(flags(cplus, tmp_path / "out", 1, *more))
+    assert stop.value.code == 2 and f"argument {more[0]}" in capsys.readouterr().err
+
+
+def test_a_folder_in_use(cplus, tmp_path, scripted):
+    with runs.hold(str(tmp_path / "out")), pytest.raises(data.BadInput, match="another run holds the folder"):
+        distill.main(flags(cplus, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("traces", ["failure", "random"])
+def test_the_other_traces_run(cplus, tmp_path, scripted, traces):
+    distill.main(flags(cplus, tmp_path / "out", 2, "--traces", traces))
+    samples = data.read_jsonl(str(tmp_path / "out" / "samples.jsonl"))
+    assert all((s["context_step"] is None) == (traces == "failure") for s in samples)
+
+
+def test_the_whole_with_its_own_engine_and_merged(cplus, tmp_path, toy_model):
+    """No script: the student samples from the adapter of the step before. The merged model is the model with its adapter."""
+    out = tmp_path / "out"
+    distill.main(flags(cplus, out, 2, "--merge", "--max-tokens", "12"))
+    assert all(abs(s["mean_w"] - 1) < 1e-3 for s in data.read_jsonl(str(out / "distill.jsonl")))  # policy = mu: the right adapter
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    ids = torch.arange(40)[None]
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(toy_model), str(out / "adapter"))(ids).logits
+    merged = AutoModelForCausalLM.from_pretrained(out / "merged")(ids).logits
+    assert torch.allclose(merged, adapted, atol=1e-4) and AutoTokenizer.from_pretrained(out / "merged").chat_template
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several ranks
+
+
+def torchrun(ranks, *argv):
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_any_number_of_ranks(cplus, tmp_path, undisturbed):
+    """Shares of unlike size and empty ones, heads tied and untied, with and without checkpointing: the gradient of one process.
+
+    The same run goes on 2, 3 and 1 ranks in turn: the adapter of one process, and each step and sample once.
+    """
+    expected = {}
+    for architecture in ("qwen3", "olmo3"):
+        folder = make_model(tmp_path / architecture, architecture=architecture)
+        expected[architecture], metrics = gradients(toy_policy(folder), toy_items(), 10**9)
+    out, shares = tmp_path / "out", {2: "01234,5", 3: ",025,134", 1: "012345"}
+    for ranks, steps in ((2, 2), (3, 4), (1, 5)):
+        result = torchrun(ranks, "tests/scripted_student.py", "gradients", tmp_path, shares[ranks], *flags(cplus, out, steps))
+        assert result.returncode == 0, result.stderr[-3000:]
+        for architecture in expected:
+            for every in (0, 2):
+                found, numbers = torch.load(tmp_path / f"{architecture}_{every}_{ranks}.pt")
+                assert_same(found, expected[architecture])
+                assert numbers["response_tokens"] == 34
+        assert numbers["loss"] == pytest.approx(metrics["loss"], rel=1e-5) and numbers["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
+    found, whole = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (out, undisturbed))
+    assert found.keys() == whole.keys() and all(torch.allclose(found[name], w, rtol=1e-4, atol=1e-5) for name, w in whole.items())
+    assert untimed(out / "samples.jsonl") == untimed(undisturbed / "samples.jsonl")
+    assert [s["step"] for s in data.read_jsonl(str(out / "distill.jsonl"))] == [1, 2, 3, 4, 5]
+
+
+def test_bad_input_under_torchrun(tmp_path):
+    """One sentence from rank 0, exit status 2 on both ranks; the only traceback is that of torchrun itself."""
+    (tmp_path / "empty.jsonl").write_text("")
+    result = torchrun(2, "distill.py", "--cplus", tmp_path / "empty.jsonl", "--out", tmp_path / "out")
+    assert result.returncode != 0 and result.stderr.count("holds no context: no answer was right") == 1
+    assert "exitcode  : 2" in result.stderr and "distill.py\"" not in result.stderr
