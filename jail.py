@@ -217,9 +217,10 @@ def build_root(sources):
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         if os.path.islink(f"/{name}") and not os.path.lexists(f"{new}/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{new}/{name}")
-    for name in ("tmp", "dev/shm"):
+    for name in ("tmp", "dev/shm", "out"):
         os.makedirs(f"{new}/{name}", exist_ok=True)
-    os.symlink("/tmp/.stdin", f"{new}/dev/stdin")
+    for name, target in (("stdin", "/tmp/.stdin"), ("stdout", "/out/stdout"), ("stderr", "/dev/null")):
+        os.symlink(target, f"{new}/dev/{name}")
     os.chdir(new)
     call("pivot_root", ".", ".")
     call("umount2", ".", MNT_DETACH)
@@ -319,6 +320,9 @@ def supervise(connection, proc, config):
         for line in "from {} import *", "import {}":
             exec("\n".join(map(line.format, STAR_IMPORTS)), space)
     out, records, nonce = os.memfd_create("out"), os.memfd_create("records"), os.urandom(8).hex()
+    if config["namespaces"]:  # output to a file with a name, /dev/stdout, but not within what the program may fill up
+        call("mount", "none", "/out", "tmpfs", NOSUID | NODEV, f"size={OUTPUT_BYTES + (1 << 20)},mode=555")
+        out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
     if config["namespaces"]:
         give_up_rights(config)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -355,7 +359,7 @@ def supervise(connection, proc, config):
 
 
 def make_scratch(request, config):
-    """-> the program's directory, with the program and its input, and the user it belongs to (None: ours)."""
+    """-> the program's directory, with the program and its input, and the user whom it belongs to (None: ours)."""
     scratch, user, size = "/tmp", None, SCRATCH_BYTES + 4 * len(request[".stdin"])
     if config["namespaces"]:
         call("mount", "none", scratch, "tmpfs", NOSUID | NODEV, f"size={size},nr_inodes=10000,mode=755")
@@ -464,15 +468,15 @@ def confine(request, scratch, out, records, user, config):
     limit("AS", request["memory"], spare=64 << 20)
     limit("FSIZE", OUTPUT_BYTES)
     limit("CPU", int(min(request["total"], sum(request["seconds"]))) + 2, spare=1)
-    if user:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
     if not config["namespaces"]:
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch, "/dev/null"])
+        if user:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
         give_up_rights(config)
+    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
@@ -529,9 +533,9 @@ def execute(request, space, nonce):
             failed(error)
         end(0)
     record({"value": None})
+    results = []
     for step in request["steps"]:
         try:
-            names.update({name: decode(value) for name, value in step.get("names", {}).items()})
             if "call" in step:
                 owner = names.get("Solution")
                 function = getattr(owner(), step["call"], None) if isinstance(owner, type) else None
@@ -539,14 +543,62 @@ def execute(request, space, nonce):
                     raise NameError(f"name '{step['call']}' is not defined")
                 value = (function or names[step["call"]])(*map(decode, step["args"]))
             elif "eval" in step:
-                value = eval(compile(step["eval"], "<test>", "eval", dont_inherit=True), names)
+                given = {name: decode(value) for name, value in step["names"].items()} | {"results": results}
+                value = eval(compile(step["eval"], "<test>", "eval", dont_inherit=True), names, given)
+            elif "judge" in step:
+                value = judge(step, names)
             else:
                 value = exec(compile(step["exec"], "<test>", "exec", dont_inherit=True), names)
+            results.append(value)
             record({"value": encode(value)})
         except BaseException as error:
             failed(error)
             break
     end(0)
+
+
+def judge(step, names):
+    """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else the first step
+    that the program must still take, {"eval": ..., "names": ...}, or {"whole": True} if it needs more than plain values."""
+    known, count = step["known"], 0
+
+    class Needed(BaseException):
+        pass
+
+    def ask(expression, **given):
+        nonlocal count
+        count += 1
+        if count > len(known):
+            given = {name: encode(value) for name, value in given.items()}
+            raise Needed({"whole": True} if '{"object":' in json.dumps(given) else {"eval": expression, "names": given})
+        data = known[count - 1]
+        return Proxy(f"results[{count - 1}]") if isinstance(data, dict) and "object" in data else decode(data)
+
+    class Proxy:
+        """Something that only the program has: its function, or an object of its own."""
+
+        def __init__(self, path):
+            self.__dict__["path"] = path
+
+        def __call__(self, *args, **kwargs):
+            return ask(f"{self.path}(*args, **kwargs)", args=args, kwargs=kwargs)
+
+        def __getattr__(self, name):
+            return ask(f"{self.path}.{name}")
+
+        def __getitem__(self, key):
+            return ask(f"{self.path}[key]", key=key)
+
+        def __eq__(self, other):  # only objects of the program are compared by the program
+            return isinstance(other, Proxy) and ask(f"{self.path} == {other.path}")
+
+    for name in "len", "bool", "str", "repr":
+        setattr(Proxy, f"__{name}__", lambda self, name=name: ask(f"{name}({self.path})"))
+    names[step["name"]] = Proxy(step["name"])
+    try:
+        exec(compile(step["judge"], "<test>", "exec", dont_inherit=True), names)
+    except Needed as needed:
+        return needed.args[0]
 
 
 def describe(error, lines):

@@ -9,13 +9,13 @@ import ast
 import builtins
 import json
 import re
-import sys
 from decimal import Decimal, InvalidOperation
 
 import sandbox
 
 LINE_CHARACTERS, INPUT_LINES, VALUE_CHARACTERS = 250, 8, 250  # App. C.2
 EXCEPTION_CHARACTERS, FEEDBACK_CHARACTERS = 300, 2_000
+CALLS = 200  # of the program, in one assert
 NO_BLOCK = "Incorrect Format: Put your code inside a ```python ... ``` block."
 TRUNCATED = ("Truncated Attempt: Your previous response was too long and truncated because it reached the maximum response "
              "length. Try again with a shorter response.")
@@ -35,7 +35,7 @@ def program_of(response):
             fence, indent, lines = opening[2], len(opening[1]), []  # within a block: that one was never closed
         elif fence:
             lines.append(line[min(indent, len(line) - len(line.lstrip())) :])
-    program = max(blocks, key=len, default="")
+    program = max(blocks, key=len, default="").encode("utf-8", "replace").decode()  # half a surrogate pair is no text
     return program if program.strip() else None
 
 
@@ -71,7 +71,8 @@ def run_tests(problem, program, tests):
     """-> iterator of (passed, Outcome, what it put out as text), one for each of `tests`, [input, expected] pairs."""
     kind, name, seconds = (problem.tests[key] for key in ("type", "fn_name", "time_limit"))
     if kind == "stdin":
-        outcomes = sandbox.run_scripts(program, [given for given, _ in tests], seconds)
+        inputs = [given.replace("\r\n", "\n") for given, _ in tests]  # the program is not to trip over a test written on Windows
+        outcomes = sandbox.run_scripts(program, inputs, seconds)
         for (_, expected), outcome in zip(tests, outcomes):
             yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome, outcome.stdout.strip()
         return
@@ -90,7 +91,10 @@ def value_text(value):
             return text
     except (TypeError, ValueError):
         pass  # no JSON: sets, keys that are tuples
-    return repr(value)
+    try:
+        return repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "(too many digits to show)"
 
 
 def cut(text, characters):
@@ -136,67 +140,51 @@ def tests_feedback(problem, results):
 # ---- Asserts -----------------------------------------------------------------------------------------------------------
 
 
-def split_assert(statement, imports):
-    """Take what the program computes out of an assert, so that the rest can be judged where the program is not.
-
-    -> (the statement with names in place of the program's expressions, {name: expression}, modules it needs);
-    None if the two cannot be told apart, as where the assert hands the program's function to another one.
-    """
+def tested_name(statement, imports):
+    """The name of the program's function or class that an assert tests; None if it is no plain assert, or uses several."""
     body = ast.parse(statement).body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         return None
     nodes = list(ast.walk(body[0]))
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    known = {alias.asname or alias.name.split(".")[0] for line in imports for node in ast.walk(ast.parse(line))
-             if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
-    modules = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-               and node.value.id in sys.stdlib_module_names} - known - bound
-    known |= bound | modules | set(dir(builtins))
-    calls = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    if all(node.id in known for node in nodes if isinstance(node, ast.Name)):
-        known -= set(calls[:1])  # the tested function has the name of a built-in one
-    expressions, whole = {}, False
-
-    class Take(ast.NodeTransformer):
-        def visit(self, node):
-            nonlocal whole
-            root = node
-            while isinstance(root, (ast.Call, ast.Attribute, ast.Subscript)):
-                root = root.func if isinstance(root, ast.Call) else root.value
-            if not isinstance(root, ast.Name) or root.id in known:
-                return self.generic_visit(node)
-            whole |= root is node or any(isinstance(part, ast.Name) and part.id in bound for part in ast.walk(node))
-            name = f"result_{len(expressions)}"
-            expressions[name] = ast.unparse(node)
-            return ast.Name(name, ast.Load())
-
-    rest = ast.unparse(Take().visit(body[0]))
-    return None if whole or not expressions else (rest, expressions, sorted(modules))
+    names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)} | set(dir(builtins))
+    known |= {alias.asname or alias.name.split(".")[0] for line in imports for node in ast.walk(ast.parse(line))
+              if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    own = set(names) - known
+    if not own:  # the tested function has the name of a built-in one
+        own = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return own.pop() if len(own) == 1 else None
 
 
 def run_asserts(problem, program, statements):
-    """-> Outcomes of loading the program, then one for each assert (none if loading failed, or without asserts)."""
-    loaded = sandbox.Outcome("ok")
-    seconds, imports = problem.tests["time_limit"], list(problem.imports)
-    parts = [split_assert(statement, imports) for statement in statements]
-    runs = [[{"eval": expression} for expression in part[1].values()] if part else [{"exec": statement}]
-            for part, statement in zip(parts, statements)]
-    outcomes, judged = [], {}  # judged: number of the assert -> step of the process without the program
-    for number, (loaded, *steps) in enumerate(sandbox.run_modules(program, runs, seconds, imports=imports)):
-        if not steps:
-            return [loaded]
-        outcomes.append(steps[-1])
-        if parts[number] and steps[-1].kind == "ok":
-            values = [step.value for step in steps]
-            if len(values) > 1 and any(isinstance(value, sandbox.Opaque) for value in values):  # the program's own objects
-                (_, outcomes[-1]), = sandbox.run_modules(program, [[{"exec": statements[number]}]], seconds, imports=imports)
-                continue
-            names = dict(zip(parts[number][1], map(sandbox.encode, values)))
-            modules = "".join(f"import {module}\n" for module in parts[number][2])
-            judged[number] = [{"exec": modules + parts[number][0], "names": names}]
-    for number, steps in zip(judged, sandbox.run_modules("", list(judged.values()), seconds, imports=imports)):
-        outcomes[number] = steps[-1]
+    """-> Outcomes of loading the program, then one for each assert (none if loading failed).
+
+    An assert runs in a process without the program, so that the program never sees what is expected, nor what compares it:
+    where the assert calls the program's function, that call runs in a process with the program, and its value is put in.
+    Only an assert that uses several names of the program, gives it functions, or calls it too often, runs beside the program.
+    """
+    seconds, imports, loaded = problem.tests["time_limit"], list(problem.imports), sandbox.Outcome("ok")
+    names = [tested_name(statement, imports) for statement in statements]
+    calls, known, outcomes = ([[] for _ in statements] for _ in range(3))
+    while pending := [number for number, outcome in enumerate(outcomes) if not outcome]:
+        apart = [number for number in pending if names[number]]
+        runs = [[{"judge": statements[n], "name": names[n], "known": known[n]}] for n in apart]
+        for number, (*_, outcome) in zip(apart, sandbox.run_modules("", runs, seconds, imports=imports)):
+            if outcome.kind != "ok" or not outcome.value:
+                outcomes[number] = outcome
+            elif "whole" in outcome.value or len(calls[number]) == CALLS:
+                names[number] = None
+            else:
+                calls[number].append(outcome.value)
+        pending = [number for number in pending if not outcomes[number]]
+        runs = [calls[n] if names[n] else [{"exec": statements[n]}] for n in pending]
+        for number, (loaded, *steps) in zip(pending, sandbox.run_modules(program, runs, seconds, imports=imports)):
+            if loaded.kind != "ok":
+                return [loaded]
+            if steps[-1].kind != "ok" or not names[number]:
+                outcomes[number] = steps[-1]
+            known[number] = [sandbox.encode(step.value) for step in steps]
     return [loaded, *outcomes]
 
 
