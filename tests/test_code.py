@@ -1,0 +1,247 @@
+"""The verdict of a program: extraction, LiveCodeBench's comparison, every shape of feedback, asserts judged apart."""
+import pytest
+
+import programs
+import sandbox
+import verifiers
+from problems import problem_from_row
+
+ADD_TESTS = [["1 2\n", "3\n"], ["10 -4\n", "6\n"]]
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+def problem(public, private=(), kind="stdin", name=None, seconds=5, starter_code="", imports=()):
+    tests = {"type": kind, "fn_name": name, "public": list(public), "private": list(private), "time_limit": seconds}
+    return problem_from_row({"id": "p", "problem": "?", "verifier": "code", "tests": tests, "imports": list(imports),
+                             "starter_code": starter_code}, "own", "line 1")
+
+
+def verdict(program, *args, **kwargs):
+    return verifiers.verify(problem(*args, **kwargs), f"So:\n```python\n{program}\n```\n")
+
+
+def feedback(program, *args, **kwargs):
+    result = verdict(program, *args, **kwargs)
+    assert (result.reward, result.correct, result.fault) == (0, 0, None) and result.signature == result.feedback
+    return result.feedback
+
+
+# ---- Extraction and comparison -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("response, program", [
+    ("```python\nx = 1\n```", "x = 1"), ("```\nx = 1\n```", "x = 1"), ("~~~py\nx = 1\n~~~", "x = 1"),
+    ("Here: ```python\nx = 1\n```", "x = 1"), ("```python\r\nx = 1\r\n```\r\n", "x = 1"),
+    ("```python title=a.py\nx = 1\n``` ", "x = 1"), ("````\n```\nx = 1\n```\n````", "```\nx = 1\n```"),
+    ("```\na\n```\n```\nlonger\n```\n```\nb\n```", "longer"), ("```\nx = 1\n```\n```python\nnever closed, longer", "x = 1"),
+    ("1. so\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"), ("```python\nlost\n```python\nx = 1\n```", "x = 1"),
+    ("```python\nprint(1)```", "print(1)"), ("Use ```x``` or `y`.", None), ("```python\nx = 1", None), ("``` \n \n```", None),
+    ("none", None)])
+def test_the_program_is_the_longest_closed_block(response, program):
+    assert programs.program_of(response) == program
+
+
+@pytest.mark.parametrize("actual, expected, same", [
+    ("3", "3\n", True), ("\n 3 \n\n", "3", True), ("1  2", "1 2", True), ("1.0", "1", True), ("1e0 2", "1 2.00", True),
+    ("a  b", "a b", False), ("Yes", "YES", False), ("1\n\n2", "1\n2", False), ("1 2", "1\n2", False), ("", "", True),
+    ("0.30000000000000004", "0.3", False), ("nan", "NaN", False), ("nan", "nan", True), ("1 2 3", "1 2", False),
+    ("1\r\n2", "1\n2", True), ("1_000", "1000", True), ("", "0", False), ("inf", "Infinity", True)])
+def test_outputs_compare_as_livecodebench_does(actual, expected, same):
+    assert programs.same_output(actual, expected) is same
+
+
+@pytest.mark.parametrize("returned, expected, passed", [
+    ("3", "3", 1), ("3.0", "3", 1), ("True", "1", 1), ("(1, 2)", "[1, 2]", 1), ("[(1, 2)]", "[[1, 2]]", 0),
+    ("0.1 + 0.2", "0.3", 0), ("None", "null", 1), ("None", "3", 0), ("'a'", '"a"', 1), ("{'a': 1}", '{"a": 1}', 1),
+    ("{1: 1}", '{"1": 1}', 0), ("float('nan')", "NaN", 0), ("{1, 2}", "[1, 2]", 0), ("iter([1, 2])", "[1, 2]", 0),
+    ("10 ** 30", "1" + "0" * 30, 1), ("10 ** 5000", "1", 0), ("Counter('aab')", '{"a": 2, "b": 1}', 1), ("E(0)", "3", 0),
+    ("L([3])", "[3]", 1), ("L([4])", "[3]", 0), ("int", "3", 0), ("'\\ud800'", '"\\ud800"', 1)])
+def test_values_compare_as_livecodebench_does(returned, expected, passed):
+    program = f"""class E(int):
+    def __eq__(self, other):
+        return True
+    __hash__ = int.__hash__
+class L(list):
+    __eq__ = E.__eq__
+def f(x):
+    return {returned}"""
+    assert verdict(program, [["1", expected]], kind="functional", name="f").correct == passed
+
+
+# ---- Running -----------------------------------------------------------------------------------------------------------
+
+
+def test_ordinary_programs_pass():
+    body = {"a guard": f"def main():\n    a, b = map(int, input().split())\n    print(a + b)\nif __name__ == '__main__':\n    main()",
+            "an exit": ADD + "\nimport sys\nsys.exit(1)", "quit": ADD + "\nquit()",
+            "lines": "import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))",
+            "buffer": "import sys\nread = sys.stdin.buffer.readline\nprint(sum(map(int, read().split())))",
+            "open(0)": "print(sum(map(int, open(0).read().split())))",
+            "/dev/stdin": "print(sum(map(int, open('/dev/stdin').read().split())), file=open('/dev/stdout', 'w'))",
+            "global": "n = 0\ndef f():\n    global n\n    n = sum(map(int, input().split()))\nf()\nprint(n)",
+            "recursion": "import sys\nsys.setrecursionlimit(10**6)\nf = lambda n: n and 1 + f(n - 1)\nf(90000)\n" + ADD,
+            "a thread": f"import threading\ndef f():\n    a, b = map(int, input().split())\n    print(a + b)\n"
+                        "threading.stack_size(64 << 20)\nthreading.Thread(target=f).start()",
+            "a pool": "from multiprocessing import Pool\ndef f(x):\n    return x\nif __name__ == '__main__':\n"
+                      "    print(sum(Pool(2).map(f, map(int, input().split()))))",
+            "a file": "open('t', 'w').write(input())\nprint(sum(map(int, open('t').read().split())))",
+            "left open": "out = open(1, 'w')\nout.write(str(sum(map(int, input().split()))))"}
+    assert [name for name, program in body.items() if verdict(program, ADD_TESTS, [["5 5\n", "10\n"]]).correct != 1] == []
+
+
+def test_functions_methods_and_names_without_imports():
+    tests = dict(public=[["[1, 2]", "3"]], private=[["[5]", "5"]], kind="functional", name="total")
+    assert verdict("def total(xs: List[int]) -> int:\n    return reduce(lambda a, b: a + b, xs)", **tests).correct == 1
+    stateful = "class Solution:\n    seen = []\n    def __init__(self):\n        self.n = 0\n    def total(self, xs):\n" \
+               "        print('noise')\n        self.n += sum(xs)\n        self.seen.append(1)\n        assert len(self.seen) == 1\n        return self.n"
+    assert verdict(stateful, **tests).correct == 1  # a fresh process and instance per test
+    assert verdict("def total(xs):\n    return sum(xs)\nif __name__ == '__main__':\n    input()", **tests).correct == 1
+    assert "NameError: name 'total' is not defined" in feedback("def other(xs): pass", **tests)
+    assert "SystemExit" in feedback("import sys\ndef total(xs):\n    sys.exit(0)", **tests)
+
+
+def test_private_tests_count_and_stay_private():
+    result = verdict("print(int(input()))", [["1\n", "1\n"]], [["2\n", "4\n"]])
+    assert (result.reward, result.correct, result.feedback, result.signature) == (1, 0, "", None)
+    assert verdict("print(1)", [["1\n", "1\n"]], []).correct == 1
+    assert verdict("print(2)", [["1\n", "1\n"]], [["1\n", "2\n"]]).correct == 0
+
+
+# ---- Feedback ------------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_answers_the_two_shortest():
+    tests = [["1 2\n" + " " * 90, "3"], ["5 5\n", "10"], ["7 7\n", "14\n"], ["0 0", "0"]]
+    assert feedback("a, b = map(int, input().split())\nprint(a * b)", tests) == (
+        "Test Case 2: Wrong Answer\n\nInput\n5 5\n\nOutput\n25\n\nExpected\n10\n\n"
+        "Test Case 3: Wrong Answer\n\nInput\n7 7\n\nOutput\n49\n\nExpected\n14")
+
+
+def test_caps_of_a_wrong_answer():
+    given = "\n".join(["x" * 251, "y" * 250, *"34567890"]) + "\n"
+    assert feedback("print('o' * 251)", [[given, "e" * 251]]) == (
+        "Test Case 1: Wrong Answer\n\nInput\n" + "x" * 250 + "...\n" + "y" * 250 + "\n3\n4\n5\n6\n7\n8\n... (2 more lines)\n\n"
+        "Output\n" + "o" * 250 + "...\n\nExpected\n" + "e" * 250 + "...")
+    given = "\n".join(["x" * 251] * 8)
+    assert len(feedback("print(1)", [[given, "2"]])) == 2000
+
+
+def test_a_runtime_error_goes_before_all_others():
+    program = """import sys
+def solve(x):
+    if x == 2:
+        while True: pass
+    return 1 // x
+def outer(x):
+    return solve(x)
+def most(x):
+    return outer(x)
+
+print(most(int(input())))"""
+    assert feedback(program, [["5", "9"], ["2", "9"], ["0", "9"]], seconds=0.3) == (
+        "Runtime Error\nZeroDivisionError: integer division or modulo by zero\n  return 1 // x\nLine 5 in solve (Solution.py)\n"
+        "  return solve(x)\nLine 7 in outer (Solution.py)\n  return outer(x)\nLine 9 in most (Solution.py)\n\nLast Executed Input\n0")
+    assert feedback(program, [["5", "9"], ["2\n", "9"]], seconds=0.3) == "Time Limit Exceeded\n\nLast Executed Input\n2"
+
+
+@pytest.mark.parametrize("program, text", [
+    ("x = 1\nprint('a'", "SyntaxError: '(' was never closed\n  print('a'\nLine 2 in <module> (Solution.py)"),
+    ("raise KeyError(('a', 1))", "KeyError: ('a', 1)\n  raise KeyError(('a', 1))\nLine 1 in <module> (Solution.py)"),
+    ("assert False", "AssertionError\n  assert False\nLine 1 in <module> (Solution.py)"),
+    ("import json\njson.loads('{')", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 "
+     "(char 1)\n  json.loads('{')\nLine 2 in <module> (Solution.py)"),
+    ("input()\ninput()", "EOFError: EOF when reading a line\n  input()\nLine 2 in <module> (Solution.py)"),
+    ("import os\nos._exit(3)", "ProcessError: exit status 3"), ("import os\nos.abort()", "ProcessError: killed by signal SIG"),
+    ("class E(Exception):\n    def __str__(self):\n        1 / 0\nraise E", "E\n\nLast")])
+def test_shapes_of_a_runtime_error(program, text):
+    assert feedback(program, [["0", "9"]]).startswith("Runtime Error\n" + text)
+
+
+def test_named_arguments():
+    starter = "class Solution:\n    def total(self, xs: List[int], k: int) -> int:\n        "
+    tests = dict(public=[["[1, 2]\n3", "4"]], kind="functional", name="total")
+    program = "def total(xs, k):\n    return {1: (xs, 'é')}"
+    assert feedback(program, starter_code=starter, **tests) == (
+        "Test Case 1: Wrong Answer\n\nInput\nxs = [1, 2]\nk = 3\n\nOutput\n{1: ([1, 2], 'é')}\n\nExpected\n4")
+    assert feedback("def total(xs, k):\n    return [None, 'é']", **tests) == (
+        "Test Case 1: Wrong Answer\n\nInput\n[1, 2]\n3\n\nOutput\n[null, \"é\"]\n\nExpected\n4")
+
+
+def test_without_a_program():
+    given = problem(ADD_TESTS)
+    block = "Incorrect Format: Put your code inside a ```python ... ``` block."
+    assert verifiers.verify(given, "a + b") == verifiers.Verdict(0, 0, block, None)
+    cut_off = verifiers.verify(given, "```python\na, b =", truncated=True)
+    assert cut_off == verifiers.Verdict(0, 0, "Truncated Attempt: Your previous response was too long and truncated because it "
+                                        "reached the maximum response length. Try again with a shorter response.", None)
+    assert verifiers.verify(given, f"```\n{ADD}\n```", truncated=True).correct == 1
+
+
+def test_the_training_set_stops_at_the_first_failure():
+    given = problem([["1", "1"], ["22", "3"], ["3", "4"]])
+    given.tests["stop_at_first_failure"] = True
+    result = verifiers.verify(given, "```\nprint(input())\n```")
+    assert result.feedback == "Test Case 2: Wrong Answer\n\nInput\n22\n\nOutput\n22\n\nExpected\n3"
+
+
+# ---- Asserts -------------------------------------------------------------------------------------------------------------
+
+ASSERTS = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 0) == 0"]
+
+
+def asserts_feedback(program, statements=ASSERTS, **kwargs):
+    return verdict(program, statements, kind="assert", **kwargs).feedback
+
+
+def test_feedback_on_asserts():
+    assert asserts_feedback("def add(a, b):\n    return a + b") == "All public asserts passed."
+    assert asserts_feedback("def add(a, b):\n    return a // b * 2 + 2") == (
+        "Public test results: 1/3 asserts passed.\nassert add(1, 2) == 3\nAssertionError\n"
+        "assert add(0, 0) == 0\nZeroDivisionError: integer division or modulo by zero")
+    long = asserts_feedback("def add(a, b):\n    raise ValueError('x' * 999)")
+    assert long.split("\n")[2] == "ValueError: " + "x" * 288
+    assert asserts_feedback("def add(a, b)\n    return 1") == "The program does not compile: SyntaxError: expected ':' (line 1)"
+    assert asserts_feedback("def add(a, b): pass\nadd()").startswith(
+        "The program raised an exception before any test ran: TypeError: add() missing 2 required")
+    assert asserts_feedback("while True: pass", seconds=0.3) == "Execution timed out after 0.3 seconds."
+    assert asserts_feedback("def add(a, b):\n    while a: pass\n    return b", seconds=0.3) == (
+        "Public test results: 1/3 asserts passed.\nassert add(1, 2) == 3\nExecution timed out after 0.3 seconds.\n"
+        "assert add(2, 2) == 4\nExecution timed out after 0.3 seconds.")
+    none = verifiers.verify(problem(ASSERTS, kind="assert"), "no code")
+    assert none == verifiers.Verdict(0, 0, "No program was found in the answer: put it inside a ```python ... ``` block.", None)
+    assert len(asserts_feedback("def add(a, b):\n    return 1", [f"assert add({i}, 1) == '{'0' * 400}'" for i in range(5)])) == 2000
+
+
+def test_asserts_run_apart_from_the_program_and_count():
+    equal = "class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n    __add__ = __sub__ = lambda a, b: 0\n"
+    hostile = [equal + "def add(a, b): return E(0)", "import builtins\nbuiltins.all = lambda x: True\ndef add(a, b): return 0",
+               "import math\nmath.isclose = lambda *a: True\ndef add(a, b): return 0", "import os\nos._exit(0)",
+               "def add(a, b):\n    import sys\n    sys.exit()", equal + "def add(a, b):\n    class N: __eq__ = lambda *a: True\n    return N()"]
+    for statement in ("assert add(1, 2) == 3", "assert all(add(x, 1) == x + 1 for x in range(3))", "assert math.isclose(add(1, 2), 3)",
+                      "assert abs(add(1, 2) - 3) < 1e-9", "assert set([add(1, 2)]) == {3}"):
+        given = dict(kind="assert", imports=["import math"])
+        assert [program for program in hostile if verdict(program, [statement], **given).reward] == []
+        assert verdict("def add(a, b): return a + b", [statement], [statement, "assert add(5, 5) == 10"], **given).correct == 1
+        assert verdict("def add(a, b): return a + b", [statement], ["assert add(5, 5) == 11"], **given).correct == 0
+
+
+@pytest.mark.parametrize("program, statement", [
+    ("def sum(a, b): return a + b + 1", "assert sum(1, 2) == 4"),
+    ("class Solution:\n    def add(self, a): return a", "assert Solution().add(3) == 3"),
+    ("class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x", "assert P(3) == P(3)"),
+    ("def f(g): return g(2)", "assert f(lambda x: x * 2) == 4"), ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
+    ("def f(n): return None", "assert f(3) is None"), ("def f(n): return n", "assert not f(0) and f([1, (2, {3})])[1] == (2, {3})"),
+    ("def f(n): return n * 2", "assert list(map(f, [1, 2])) == [2, 4]"), ("def f(*a, **k): return (a, k)", "assert f(1, x={2: b'a'}) == ((1,), {'x': {2: b'a'}})"),
+    ("def f(x): x.append(1); return x", "assert f([]) == [1]"), ("from decimal import Decimal\ndef f(): return Decimal('0.5')", "assert f() == 0.5")])
+def test_asserts_of_many_kinds(program, statement):
+    assert verdict(program, [statement], kind="assert").feedback == "All public asserts passed."
+    broken = statement.replace("assert ", "assert not (", 1) + ")"
+    assert verdict(program, [broken], kind="assert").reward == 0
+
+
+def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("the sandbox gave no answer")
+
+    monkeypatch.setattr(sandbox, "run_scripts", fail)
+    assert verdict(ADD, ADD_TESTS) == verifiers.Verdict(0, 0, "", None, "the sandbox gave no answer")
