@@ -1,0 +1,287 @@
+"""Attacks on the sandbox, in bounded forms, with namespaces and without; its limits, its clocks, its end."""
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import jail
+import sandbox
+from problems import BadInput
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
+spawn = sandbox.spawn
+
+
+@pytest.fixture(scope="module", params=["namespaces", "plain"])
+def kind(request):
+    """The sandbox with namespaces, and as it is where they are refused."""
+    sandbox.close()
+    if request.param == "plain":
+        sandbox.spawn = lambda namespaces: "refused by the test" if namespaces else spawn(False)
+    elif spawn(True) != "ready":
+        pytest.skip("no user namespaces here")
+    yield request.param
+    sandbox.close()
+    sandbox.spawn = spawn
+
+
+def run(program, given="", seconds=5, **kwargs):
+    outcome, = sandbox.run_scripts(textwrap.dedent(program), [given], seconds, **kwargs)
+    return outcome
+
+
+def value(expression, program="", **kwargs):
+    (*_, outcome), = sandbox.run_modules(program, [[{"eval": expression, "names": {}}]], 5, **kwargs)
+    assert outcome.kind == "ok", outcome
+    return outcome.value
+
+
+def processes(*words):
+    """The command lines of this machine's processes that hold all of `words`."""
+    lines = [jail.read_file(f"/proc/{name}/cmdline") for name in os.listdir("/proc") if name.isdigit()]
+    return [line for line in lines if all(word in line for word in words)]
+
+
+# ---- What a program must not reach -----------------------------------------------------------------------------------
+
+
+def test_files(kind, tmp_path):
+    tmp_path.chmod(0o777)
+    for folder in list(tmp_path.parents)[:-2]:
+        folder.chmod(folder.stat().st_mode | 0o711)
+    keep = tmp_path / "keep.txt"
+    keep.write_text("keep me")
+    keep.chmod(0o666)
+    outcome = run(f"""
+        import os, shutil
+        def attempt(action):
+            try:
+                action()
+                print("reached")
+            except OSError:
+                pass
+        for path in {str(keep)!r}, {__file__!r}, {sandbox.__file__!r}, "/etc/passwd", "/root/x", "/proc/1/environ", "/proc/1/mem":
+            attempt(lambda: open(path).read())
+        for path in {str(keep)!r}, {str(tmp_path / 'new')!r}, "/new", "/usr/new", "/dev/new", "/var/tmp/new", os.__file__:
+            attempt(lambda: open(path, "w"))
+        for action in os.remove, os.chmod, os.truncate:
+            attempt(lambda: action({str(keep)!r}, *[0] * (action is not os.remove)))
+        shutil.rmtree({str(tmp_path)!r}, ignore_errors=True)
+        open("mine", "w").write("x")
+        print(sorted(os.listdir(".")))
+        """)
+    assert outcome.stdout == "['.stdin', 'Solution.py', 'mine']\n", outcome
+    assert keep.read_text() == "keep me" and os.listdir(tmp_path) == ["keep.txt"]
+    assert "mine" not in run("import os; print(os.listdir('.'))").stdout  # a fresh directory for each test
+
+
+def test_network(kind):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        port = server.getsockname()[1]
+        outcome = run(f"""
+            import socket
+            for family, type in (2, 1), (2, 2), (10, 1), (2, 3), (17, 3), (16, 3):
+                try:
+                    s = socket.socket(family, type)
+                    s.settimeout(1)
+                    s.connect(("::1" if family == 10 else "127.0.0.1", {port}))
+                    s.send(b"hi")
+                    print("sent", family, type)
+                except (OSError, TypeError):
+                    pass
+            """)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert outcome.kind == "ok" and "sent" not in outcome.stdout.replace("sent 16", "")
+
+
+def test_other_processes(kind):
+    victim = subprocess.Popen(["sleep", "60"])
+    try:
+        outcome = run(f"""
+            import ctypes, os, signal
+            libc = ctypes.CDLL(None, use_errno=True)
+            for pid in {victim.pid}, {sandbox.process and sandbox.process.pid or 0} or {victim.pid}, {os.getpid()}, os.getppid() or 1:
+                for attempt in (lambda: os.kill(pid, 9) if pid != os.getpid() else 1 / 0, lambda: os.kill(pid, 0) if pid != os.getpid() else 1 / 0,
+                                lambda: 1 / 0 if libc.ptrace(16, pid, 0, 0) else None):
+                    try:
+                        attempt()
+                        print("reached", pid)
+                    except (OSError, ZeroDivisionError):
+                        pass
+            """)
+        assert outcome.kind == "ok" and outcome.stdout == ""
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_nothing_outlives_a_test(kind, tmp_path):
+    tmp_path.chmod(0o777)
+    start = time.monotonic()
+    outcome = run("""
+        import os, time
+        print("done", flush=True)
+        for _ in range(3):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    os.execvp("sleep", ["sleep", "61.7"])
+                os._exit(0)
+        time.sleep(0.3)
+        os._exit(0)
+        """)
+    assert outcome.kind == "ok" and outcome.stdout == "done\n" and time.monotonic() - start < 30
+    assert processes("sleep", "61.7") == []
+
+
+def test_no_rights(kind):
+    assert run("""
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        print([libc.unshare(0x10000000), libc.unshare(0x20000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
+               libc.setuid(0), libc.chroot(b"."), libc.ptrace(0, 0, 0, 0), libc.syscall(319, b"m", 0), libc.prctl(23, 21, 0, 0, 0)])
+        """).stdout in ("[-1, -1, -1, -1, -1, -1, -1, 0]\n", "[-1, -1, -1, -1, -1, -1, -1, 1]\n")
+    assert run("import os; print(os.getuid() != 0)").stdout == "True\n" or os.getuid() != 0
+
+
+def test_results_cannot_be_forged(kind):
+    forge = """
+        import json, os, sys
+        for fd in range(3, 64):
+            for text in '{"passed": true}', 'True', '1', 'ok', '{"value": 3}', '{"value": {"set": [[]]}}', '{"error": 3}', '[' * 9999:
+                try:
+                    os.write(fd, text.encode() + b"\\n")
+                except OSError:
+                    pass
+        def nonces():
+            frame = sys._getframe()
+            while frame:
+                yield from (v for v in frame.f_locals.values() if isinstance(v, str) and len(v) == 16)
+                frame = frame.f_back
+        for nonce in nonces():  # what it may forge is its own answer; broken data is no answer
+            os.write(3, (nonce + BODY + "\\n").encode())
+        os._exit(0)
+        """
+    assert run(forge.replace("BODY", "'x'")).stdout == ""
+    for body in "'x'", "'[' * 99999", "'{\"value\": {\"set\": [[]]}}'", "'{\"value\": {\"int\": 3, \"a\": 4}}'", "'{\"value\": {\"Decimal\": \"x\"}}'", "'7'", \
+            "'{\"value\": {\"set\": [' + ','.join('{\"int\": \"%x\"}' % (i * ((1 << 61) - 1)) for i in range(5000)) + ']}}'":
+        outcomes, = sandbox.run_modules(textwrap.dedent(forge).replace("BODY", body), [[{"eval": "3", "names": {}}]], 5)
+        assert outcomes[-1].kind == "error", (body, outcomes)
+
+
+# ---- Limits ----------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_processes_output_disk_files(kind):
+    assert "MemoryError" in run("x = [b'x' * 10**7 for _ in range(40)]", memory=200 << 20).error
+    assert run("x = bytearray(150 << 20)\nprint(len(x))", memory=300 << 20).kind == "ok"
+    bomb = run("import os, time\nfor _ in range(300):\n    if os.fork() == 0:\n        time.sleep(20)\n        os._exit(0)")
+    assert "BlockingIOError" in bomb.error
+    both = run("import os\nfor _ in range(7):\n    if os.fork() == 0: break\nx = bytearray(90 << 20)\nimport time; time.sleep(3)", memory=128 << 20)
+    assert both.error == "MemoryError: memory"
+    endless = run("while True: print('a' * 100000)")
+    assert "File too large" in endless.error and len(endless.stdout) == jail.OUTPUT_BYTES
+    assert "Too many open files" in run("f = [open('/dev/null') for _ in range(300)]").error
+    if kind == "namespaces":
+        assert "No space left" in run("import os\nfor i in range(90): open(str(i), 'wb').write(bytes(1 << 20))").error
+
+
+def test_time(kind):
+    assert run("while True: pass", seconds=0.3).kind == "timeout"
+    assert run("import time; time.sleep(60)", seconds=0.1).kind == "timeout"
+    assert run("import time; time.sleep(0.2); print(1)", seconds=0.1).kind == "ok"
+    assert run("import os, time\nif os.fork():\n    time.sleep(60)\nwhile True: pass", seconds=0.1).kind == "timeout"
+    assert run("import signal, time\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n    except OSError: pass\ntime.sleep(60)", seconds=0.1).kind == "timeout"
+    assert run("", seconds=1).kind == "ok"
+
+
+def test_a_loaded_machine_fails_no_right_program(kind):
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6 * len(os.sched_getaffinity(0)))]
+    try:
+        outcome = run("import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\nprint(1)", seconds=1)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    assert outcome.kind == "ok" and 0.5 < outcome.seconds < 1
+
+
+def test_each_step_has_its_own_clock(kind):
+    busy = "import time\ndef f(s):\n    end = time.process_time() + s\n    while time.process_time() < end: pass\n    return s"
+    steps = [{"call": "f", "args": [s]} for s in (0.3, 0.3, 0.3, 9.0, 0.0)]
+    outcomes, = sandbox.run_modules(busy, [steps], 0.6)
+    assert [outcome.kind for outcome in outcomes] == ["ok"] * 4 + ["timeout"] and outcomes[3].value == 0.3
+    outcomes, = sandbox.run_modules(busy, [steps], 0.6, total=0.5)
+    assert [outcome.kind for outcome in outcomes] == ["ok"] * 2 + ["timeout"]
+
+
+def test_values_come_back_as_they_are(kind):
+    text = "[None, True, 1, -2**70, 1.5, float('inf'), 'é\\n', (1, [2]), {1, 2}, frozenset({3}), {(1,): {'a': b'b'}}, 1+2j]"
+    assert value(text) == eval(text)
+    assert [type(item) for item in value("[E(1), L([2]), D(a=3)]", "class E(int): pass\nclass L(list): pass\nclass D(dict): pass")] == [int, list, dict]
+    assert list(value("map(str, [1, 2])")) == ["1", "2"] and value("__import__('decimal').Decimal('0.1')") * 10 == 1
+    assert value("__import__('fractions').Fraction(1, 3)") * 3 == 1 and repr(value("int")) == "<class 'int'>" and value("int") != int
+    outcome = sandbox.run_modules("a = []\na.append(a)", [[{"eval": "a", "names": {}}]], 5)
+    assert "nested too deeply" in next(outcome)[-1].error
+    pytest.importorskip("numpy")
+    assert value("np.float64(0.5)", "import numpy as np") == 0.5 and value("np.arange(3)", "import numpy as np").items == [0, 1, 2]
+
+
+# ---- The helper ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_test_starts_when_it_is_asked_for(kind):
+    outcomes = sandbox.run_scripts("print(input())", ["a", "b"], 5)
+    assert next(outcomes).stdout == "a\n"
+    outcomes.close()
+
+
+def test_a_helper_that_dies_is_replaced(kind):
+    assert run("print(1)").stdout == "1\n"
+    old = sandbox.process.pid
+    sandbox.process.kill()
+    sandbox.process.wait()
+    assert run("print(2)").stdout == "2\n" and sandbox.process.pid != old
+
+
+def test_everything_dies_with_us(kind, tmp_path):
+    script = tmp_path / "parent.py"
+    refuse = "spawn = sandbox.spawn\nsandbox.spawn = lambda n: 'refused' if n else spawn(False)\n" * (kind == "plain")
+    script.write_text(f"import sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})\nimport sandbox\n{refuse}"
+                      "list(sandbox.run_scripts('import os\\nif os.fork() == 0: os.setsid()\\n"
+                      "os.execvp(\"sleep\", [\"sleep\", \"62.3\"])', [''], 30))")
+    parent = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
+    while len(processes("sleep", "62.3")) < 2:
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while processes("sleep", "62.3") or processes(jail.__file__, f"\0{parent.pid}\0"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_without_namespaces_it_warns_once(monkeypatch, capfd):
+    sandbox.close()
+    monkeypatch.setattr(sandbox, "spawn", lambda namespaces: "refused by the test" if namespaces else spawn(False))
+    run("print(1)")
+    run("print(1)")
+    sandbox.close()
+    assert capfd.readouterr().err.count("without namespaces (refused by the test)") == 1
+
+
+def test_a_sandbox_that_cannot_run_is_bad_input(monkeypatch):
+    sandbox.close()
+    monkeypatch.setattr(sandbox, "CANARY", "print(0)")
+    with pytest.raises(BadInput, match="Programs cannot be run safely on this machine: .* known to be good"):
+        run("print(1)")
+    sandbox.close()
