@@ -221,8 +221,11 @@ async def student_samples(sampler, settings, adapter, seed, step, share, problem
         # The contexts of success and random traces stand in the order of C+; those of failures are no steps of C+.
         context_step = None if traces == "failure" else draw_context(lines, seed, step, problem, occurrence)["step"]
         request = engine.request_seed(seed, problem, step, f"student {occurrence}")
-        sample = await sampler.sample(opening, seed=request, max_tokens=settings.max_tokens, temperature=settings.temperature,
-                                      top_p=settings.top_p, adapter=adapter)
+        try:
+            sample = await sampler.sample(opening, seed=request, max_tokens=settings.max_tokens, temperature=settings.temperature,
+                                          top_p=settings.top_p, adapter=adapter)
+        except engine.ContextTooLong as error:
+            raise data.BadInput(f"problem {problem} cannot be sampled: {error}") from None
         n = len(sample.token_ids)
         return Item(opening, context, sample), {
             "step": step, "problem": problem, "bench": lines[0]["bench"], "occurrence": occurrence, "context_step": context_step,
@@ -323,6 +326,8 @@ def run(args, settings, problems, contexts):
     done, journals = training.newest_step(folder), None
     with training.together():
         if rank == 0:
+            if done and not os.path.exists(path):
+                raise data.BadInput(f"{folder} holds checkpoints of a run without its distill.json: name another folder with --out.")
             flags = ("cplus", "steps", "batch", "lr", "tau", "divergence", "traces", "seed")
             kept = {name: str(value) if value == math.inf else value for name, value in ((f, getattr(args, f)) for f in flags)}
             kept["contexts"] = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]

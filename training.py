@@ -155,6 +155,7 @@ def memory_budget(config, tokens, student_tokens, checkpoint_every, world=1):
     what its operations save, counted for the two families: RMSNorm in float32 (4 bytes a width), LoRA inputs in bfloat16, the
     rest in between. Attention is taken not to store its scores (flash, or sdpa's fused kernels).
     """
+    config = config.get_text_config()
     d, ffn, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     dim = getattr(config, "head_dim", None) or d // config.num_attention_heads
     q, kv = dim * config.num_attention_heads, dim * config.num_key_value_heads
@@ -174,9 +175,9 @@ def check_memory(args, settings, openings):
     """BadInput if one GPU cannot hold the largest micro-batch beside the engine; `openings`: prompt lengths in tokens."""
     total, world = torch.cuda.get_device_properties(0).total_memory, rank_and_world()[1]
     longest = max(openings) + settings.max_tokens
-    parts = memory_budget(engine.load(engine.AutoConfig, settings.model), max(args.micro_tokens, 3 * longest),
+    parts = memory_budget(engine.load(engine.AutoConfig, settings.model), max(args.micro_tokens, 2 * longest),
                           max(args.micro_tokens // 2, longest), args.grad_checkpoint_every, world)
-    parts = {"engine": settings.gpu_memory * total} | parts
+    parts = {"engine": settings.gpu_memory * total, "CUDA": 2 * 2**30} | parts
     if sum(parts.values()) > total:
         told = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
         raise data.BadInput(f"the update needs {sum(parts.values()) / 2**30:.1f} GiB and the GPU has {total / 2**30:.1f} ({told}): take "

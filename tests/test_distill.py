@@ -113,8 +113,9 @@ def test_random_traces_that_cannot_be(rollouts, sentence):
 
 @pytest.fixture(scope="module", params=["qwen3", "olmo3"])
 def toy(request, tmp_path_factory):
-    """Folder of a toy model: heads tied (qwen3) and untied (olmo3)."""
-    return make_model(tmp_path_factory.mktemp("toys") / request.param, architecture=request.param)
+    """Folder of a toy model: head tied (qwen3); untied, with attention that sees 8 tokens (olmo3)."""
+    changes = {"sliding_window": 8} if request.param == "olmo3" else {}
+    return make_model(tmp_path_factory.mktemp("toys") / request.param, architecture=request.param, **changes)
 
 
 def plain_gradients(policy, items, kind, tau):
@@ -211,9 +212,10 @@ def saved_bytes(policy, tokens):
 
 
 @pytest.mark.parametrize("every", [0, 1, 2])
-def test_activations_are_those_of_the_budget(toy, every):
+@pytest.mark.parametrize("architecture", ["qwen3", "olmo3"])
+def test_activations_are_those_of_the_budget(tmp_path, architecture, every):
     """What autograd saves of a bfloat16 forward pass grows by the budget's bytes a token, but for the ends of the model."""
-    policy = toy_policy(toy, every, "bfloat16")
+    policy = toy_policy(make_model(tmp_path / architecture, architecture=architecture), every, "bfloat16")
     measured = (saved_bytes(policy, 512) - saved_bytes(policy, 256)) / 256
     config = policy.model.config
     a, b = (training.memory_budget(config, 0, tokens, every)["activations"] for tokens in (256, 512))
@@ -426,8 +428,11 @@ def test_other_contexts_are_refused(cplus, tmp_path, undisturbed, scripted):
 
 
 @pytest.mark.parametrize("more,sentence", [
-    (["--temperature", "0"], "--temperature 0 leaves no distribution"), (["--model", "nowhere"], "neither a folder here")])
+    (["--temperature", "0"], "--temperature 0 leaves no distribution"), (["--model", "nowhere"], "neither a folder here"),
+    (["--traces", "failure", "--cplus", "{alone}"], "rollouts.jsonl cannot be read")])
 def test_bad_input(cplus, tmp_path, scripted, more, sentence):
+    shutil.copy(cplus, tmp_path / "alone.jsonl")
+    more = [word.format(alone=tmp_path / "alone.jsonl") for word in more]
     with pytest.raises(data.BadInput, match=sentence):
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
 
@@ -437,6 +442,29 @@ def test_bad_flags(cplus, tmp_path, more, capsys):
     with pytest.raises(SystemExit) as stop:
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
     assert stop.value.code == 2 and f"argument {more[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line,sentence", [
+    (None, "holds no context: no answer was right"), ({"bench": "other"}, "mixes benches or models"),
+    ({"model": "other"}, "mixes benches or models"), ({"step": None}, "line 5 has no step")])
+def test_bad_contexts(cplus, tmp_path, line, sentence):
+    """Nothing to learn from, two benches or models in one file, a field that is not there."""
+    lines = data.read_jsonl(cplus) + [{k: v for k, v in cplus_line(ROLLOUTS[0], **line).items() if v is not None}] if line else []
+    (tmp_path / "cplus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    with pytest.raises(data.BadInput, match=sentence):
+        distill.read_cplus(tmp_path / "cplus.jsonl")
+
+
+def test_checkpoints_without_their_run_are_refused(cplus, tmp_path, undisturbed, scripted):
+    shutil.copytree(undisturbed, tmp_path / "out")
+    (tmp_path / "out" / "distill.json").unlink()
+    with pytest.raises(data.BadInput, match="without its distill.json"):
+        distill.main(flags(cplus, tmp_path / "out"))
+
+
+def test_a_prompt_that_does_not_fit_names_its_problem(cplus, tmp_path):
+    with pytest.raises(data.BadInput, match="problem [ab] cannot be sampled: its context of 20 tokens"):
+        distill.main(flags(cplus, tmp_path / "out", 1, "--max-model-len", "20"))
 
 
 def test_a_folder_in_use(cplus, tmp_path, scripted):
