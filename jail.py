@@ -171,10 +171,17 @@ def protect(path, flags, recursive=True):
     call(MOUNT_SETATTR, -100, path, 0x8000 * recursive, struct.pack("QQQQ", flags, 0, 0, 0), 32)
 
 
-def enter_namespaces(proc):
+def may_become_nobody():
+    """Whether this is a root that may hand files to, and become, the users from NOBODY on."""
+    rights = int(re.search(r"CapEff:\s*(\w+)", read_file("/proc/self/status"))[1], 16)
+    users = [list(map(int, line.split())) for line in read_file("/proc/self/uid_map").splitlines()]
+    return rights & 0b1100_0001 == 0b1100_0001 and os.geteuid() == 0 and any(  # CAP_CHOWN, CAP_SETGID, CAP_SETUID
+        first <= NOBODY and NOBODY + 5_000 <= first + count for first, _, count in users)
+
+
+def enter_namespaces(proc, root):
     """Put this process and its children into namespaces of their own, as any user may. Root's map is written from outside:
     it holds the unprivileged user, too, whom the programs run as, because no limit on processes binds root."""
-    root = os.geteuid() == 0
     uid_map, gid_map = (f"0 0 1\n{INSIDE} {NOBODY} 1" if root else f"{INSIDE} {own} 1" for own in (os.geteuid(), os.getegid()))
     me, (ready, go) = os.readlink("self", dir_fd=proc), os.pipe()
     if root:
@@ -305,7 +312,7 @@ def supervise(connection, proc, config):
         write_file("self/gid_map", f"{INSIDE} {INSIDE} 1", proc)
     else:
         call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        if os.geteuid():
+        if not config["nobody"]:
             processes += threads_of(os.geteuid())  # all of this user's count
     for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
         limit(name, value)
@@ -367,7 +374,7 @@ def make_scratch(request, config):
     else:
         scratch = f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
         os.mkdir(scratch, 0o700)
-        if os.geteuid() == 0:
+        if config["nobody"]:
             user = NOBODY + os.getpid() % 5_000
             os.chown(scratch, user, user)
     for name in ("Solution.py", ".stdin"):
@@ -380,8 +387,10 @@ def drop_scratch(scratch, config):
         for path in ("/dev/shm", scratch):
             call("umount2", path, MNT_DETACH)
         return
-    for folder, _, _ in os.walk(scratch):
-        os.chmod(folder, 0o700)
+    for folder, names, _ in os.walk(scratch):
+        for name in names:
+            if not os.path.islink(f"{folder}/{name}"):
+                os.chmod(f"{folder}/{name}", 0o700)
     pid = os.posix_spawnp("rm", ["rm", "-rf", scratch], os.environ)  # unlike shutil.rmtree, it knows no limit of depth
     os.waitpid(pid, 0)
 
@@ -426,7 +435,7 @@ def memory_of(pids, proc):
 
 
 def watch(pid, outside, request, records, nonce, connection, helper, proc):
-    """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "gone" (nobody wants the reply).
+    """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "processes", "gone" (nobody wants the reply).
 
     Each step has its own clock. Charged are its CPU time, and the wall time less that in which it stood ready to run while
     others had the CPU (/proc/PID/schedstat).
@@ -451,6 +460,8 @@ def watch(pid, outside, request, records, nonce, connection, helper, proc):
         others = children_of(outside, proc)
         if others and memory_of([outside, *others], proc) > 2 * request["memory"]:
             return "memory"
+        if len(others) > 2 * PROCESSES:  # no limit on processes binds some kinds of root
+            return "processes"
         if os.getppid() != helper or poll.poll(0):
             return "gone"
 
@@ -625,7 +636,7 @@ def serve(control, parent, proc, config):
 
     site.setquit()  # exit and quit, as in any Python
     sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this file
-    if not config["namespaces"] and os.geteuid() == 0:  # programs run as a user who may not be let into, say, /root
+    if not config["namespaces"] and config["nobody"]:  # programs run as a user who may not be let into, say, /root
         folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
         sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
     config["filter"] = MACHINE and ctypes.create_string_buffer(seccomp_filter(config["namespaces"]))
@@ -659,10 +670,11 @@ def helper():
     control, parent, config = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), json.loads(sys.argv[3])
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, the kernel ends a program before the engine
+    config["nobody"] = may_become_nobody()
     if not config["namespaces"]:
         return serve(control, parent, proc, config)
     try:
-        enter_namespaces(proc)
+        enter_namespaces(proc, config["nobody"])
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid:  # this one only watches: the first process of the namespace ends with it, and all others with that

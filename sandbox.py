@@ -154,7 +154,7 @@ def outcome_of_end(header):
     if header["why"] == "timeout":
         return Outcome("timeout")
     if header["why"]:
-        return Outcome("error", error=f"MemoryError: {header['why']}")
+        return Outcome("error", error={"memory": "MemoryError", "processes": "BlockingIOError: too many processes"}[header["why"]])
     if header["status"] < 0:
         return Outcome("error", error=f"ProcessError: killed by signal {signal.Signals(-header['status']).name}")
     return Outcome("error", error=f"ProcessError: exit status {header['status']}")
