@@ -39,7 +39,8 @@ import threading
 from dataclasses import dataclass, field
 
 import jail
-from jail import MEMORY_BYTES, Opaque, decode, encode
+from execution import Opaque, decode, encode
+from jail import MEMORY_BYTES
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,239 @@
+"""Inside the sandbox: runs a program, or loads it and takes steps, and writes a record for each; values as JSON.
+
+Imported by the helper process (jail.py), which forks for each test, and for `encode` and `decode` by sandbox.py. A record
+is a line of JSON after a nonce, so that nothing that a program writes by accident is taken for one. What it forges is its
+own answer, which is compared elsewhere.
+"""
+import builtins
+import json
+import os
+import resource
+import sys
+
+# Functional answers are written as on LeetCode, without imports; LiveCodeBench's runner puts these names before them.
+STAR_IMPORTS = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io "
+                "sys json builtins typing").split()
+
+
+# ---- Values as JSON that is safe to read -----------------------------------------------------------------------------------
+
+
+def encode(value, depth=0):
+    """`value` as JSON-able data. Subclasses lose what they override: what equals everything there is a plain int here."""
+    if depth > 100:
+        raise RecursionError("the value is nested too deeply")
+    kind, down = type(value), depth + 1
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, int):
+        value = int.__pos__(value)
+        return value if abs(value) < 1 << 63 else {"int": hex(value)}
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    for base in (list, tuple, set, frozenset):
+        if isinstance(value, base):
+            items = [encode(item, down) for item in base.__iter__(value)]
+            return items if base is list else {base.__name__: items}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key, down), encode(item, down)] for key, item in dict.items(value)]}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": value.hex()}
+    if (kind.__module__, kind.__name__) in (("decimal", "Decimal"), ("fractions", "Fraction")):
+        return {kind.__name__: str(value)}
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        plain = encode(value.tolist(), down)
+        return plain if value.shape == () else {"array": plain}
+    if hasattr(value, "__iter__") and not isinstance(value, type):
+        return {"iterator": [encode(item, down) for item in value]}
+    return {"object": repr(value)[:300]}
+
+
+class Opaque:
+    """A value that has no plain form; it equals nothing else. `items`: of a numpy array, as nested lists."""
+
+    def __init__(self, text, items=None):
+        self.text, self.items = text, items
+
+    def __repr__(self):
+        return self.text
+
+
+def decode(data):
+    """The value of what `encode` gave; anything else raises ValueError, TypeError, LookupError or ArithmeticError."""
+    if isinstance(data, list):
+        return [decode(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    (kind, body), = data.items()
+    if kind == "int":
+        return int(str(body), 16)
+    if kind == "bytes":
+        return bytes.fromhex(body)
+    if kind == "object":
+        return Opaque(str(body))
+    if kind in ("Decimal", "Fraction"):
+        return getattr(__import__(kind.lower() + "s" * (kind == "Fraction")), kind)(str(body))
+    if kind == "dict":
+        keys, items = decode([key for key, _ in body]), decode([item for _, item in body])
+        return dict(zip(distinct(keys), items))
+    body = decode(body)
+    return {"tuple": tuple, "set": lambda items: set(distinct(items)), "frozenset": lambda items: frozenset(distinct(items)),
+            "iterator": iter, "complex": lambda pair: complex(*pair),
+            "array": lambda items: Opaque(f"array({items!r})"[:300], items)}[kind](body)
+
+
+def distinct(items):
+    """`items`, unless they are made to collide: a set or dict of them would take time quadratic in their number."""
+    if len(items) > 1000 and len(set(map(hash, items))) < len(items) // 2:
+        raise ValueError("too many equal hashes")
+    return items
+
+
+# ---- The program -------------------------------------------------------------------------------------------------------------
+
+
+def star_space():
+    """The names of STAR_IMPORTS, to start a module with."""
+    space = {}
+    for line in "from {} import *", "import {}":
+        exec("\n".join(map(line.format, STAR_IMPORTS)), space)
+    return space
+
+
+def execute(request, space, nonce):
+    """Run the program or load it and take the steps; write a record for each; end this process."""
+    program, script, end, write, dumps = request["Solution.py"], request["steps"] is None, os._exit, os.write, json.dumps
+
+    def record(data):
+        text = memoryview(f"{nonce}{dumps(data)}\n".encode())
+        while text:
+            text = text[write(3, text) :]
+
+    def failed(error):
+        resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)  # room to say so
+        try:
+            data = describe(error, program.split("\n"))
+        except BaseException:  # its __str__ is the program's
+            data = {"error": type(error).__name__, "frames": []}
+        record(data)
+
+    sys.path.insert(0, "")
+    sys.argv = ["Solution.py"]
+    out = sys.stdout  # like sys.stdin, made for these descriptors and untouched so far
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
+    module = type(sys)("__main__" if script else "Solution")
+    sys.modules[module.__name__] = module
+    names = module.__dict__
+    names.update(space, __name__=module.__name__, __builtins__=builtins, __file__=os.path.abspath("Solution.py"))
+    try:
+        if not script:
+            if request["star_imports"]:
+                sys.setrecursionlimit(50_000)  # as that runner does
+            exec("\n".join(request["imports"]), names)
+        exec(compile(program, "Solution.py", "exec", dont_inherit=True), names)
+    except SystemExit:
+        pass
+    except BaseException as error:
+        failed(error)
+        end(0)
+    if script:
+        try:
+            if "threading" in sys.modules:
+                sys.modules["threading"]._shutdown()
+            if "atexit" in sys.modules:
+                sys.modules["atexit"]._run_exitfuncs()
+            names.clear()  # files that it left open are written
+            for stream in (sys.stdout, out):
+                if not stream.closed:
+                    stream.flush()
+        except SystemExit:
+            pass
+        except BaseException as error:
+            failed(error)
+        end(0)
+    record({"value": None})
+    results = []
+    for step in request["steps"]:
+        try:
+            if "call" in step:
+                owner = names.get("Solution")
+                function = getattr(owner(), step["call"], None) if isinstance(owner, type) else None
+                if function is None and step["call"] not in names:
+                    raise NameError(f"name '{step['call']}' is not defined")
+                value = (function or names[step["call"]])(*map(decode, step["args"]))
+            elif "eval" in step:
+                given = {name: decode(value) for name, value in step["names"].items()} | {"results": results}
+                value = eval(compile(step["eval"], "<test>", "eval", dont_inherit=True), names, given)
+            elif "judge" in step:
+                value = judge(step, names)
+            else:
+                value = exec(compile(step["exec"], "<test>", "exec", dont_inherit=True), names)
+            results.append(value)
+            record({"value": encode(value)})
+        except BaseException as error:
+            failed(error)
+            break
+    end(0)
+
+
+def judge(step, names):
+    """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else the first step
+    that the program must still take, {"eval": ..., "names": ...}, or {"whole": True} if it needs more than plain values."""
+    known, count = step["known"], 0
+
+    class Needed(BaseException):
+        pass
+
+    def ask(expression, **given):
+        nonlocal count
+        count += 1
+        if count > len(known):
+            given = {name: encode(value) for name, value in given.items()}
+            raise Needed({"whole": True} if '{"object":' in json.dumps(given) else {"eval": expression, "names": given})
+        data = known[count - 1]
+        return Proxy(f"results[{count - 1}]") if isinstance(data, dict) and "object" in data else decode(data)
+
+    class Proxy:
+        """Something that only the program has: its function, or an object of its own."""
+
+        def __init__(self, path):
+            self.__dict__["path"] = path
+
+        def __call__(self, *args, **kwargs):
+            return ask(f"{self.path}(*args, **kwargs)", args=args, kwargs=kwargs)
+
+        def __getattr__(self, name):
+            return ask(f"{self.path}.{name}")
+
+        def __getitem__(self, key):
+            return ask(f"{self.path}[key]", key=key)
+
+        def __eq__(self, other):  # only objects of the program are compared by the program
+            return isinstance(other, Proxy) and ask(f"{self.path} == {other.path}")
+
+    for name in "len", "bool", "str", "repr":
+        setattr(Proxy, f"__{name}__", lambda self, name=name: ask(f"{name}({self.path})"))
+    names[step["name"]] = Proxy(step["name"])
+    try:
+        exec(compile(step["judge"], "<test>", "exec", dont_inherit=True), names)
+    except Needed as needed:
+        return needed.args[0]
+
+
+def describe(error, lines):
+    """An exception as a record: its type and message, its innermost three frames within the program."""
+    frames, trace = [], error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == "Solution.py":
+            frames = [[trace.tb_lineno, trace.tb_frame.f_code.co_name], *frames[:2]]
+        trace = trace.tb_next
+    message = str(error)
+    if isinstance(error, SyntaxError) and error.filename == "Solution.py":
+        frames, message = [[error.lineno or 1, "<module>"]], str(error.msg)
+    frames = [[line, lines[line - 1].strip()[:500] if 0 < line <= len(lines) else "", name] for line, name in frames]
+    return {"error": (type(error).__name__ + (f": {message}" if message else ""))[:2000], "frames": frames}
