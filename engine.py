@@ -16,10 +16,13 @@ import hashlib
 import heapq
 import itertools
 import json
+import logging
+import multiprocessing.resource_tracker
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 
@@ -426,9 +429,9 @@ def start_watchdog():
 
 @contextlib.contextmanager
 def engine_environment():
-    """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU; and a Ctrl-C that ends their start at once."""
-    before = dict(os.environ)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's waits for an await, and there is none
+    """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU, and no Ctrl-C, which is for us to act on."""
+    multiprocessing.resource_tracker.ensure_running()  # first: when Python starts it, it unblocks SIGINT
+    before, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ["LOCAL_RANK"])]
@@ -439,7 +442,7 @@ def engine_environment():
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.environ.clear()
         os.environ.update(before)
 
@@ -490,7 +493,34 @@ class VLLMEngine(Engine):
                     **lora))
             except (RuntimeError, ValueError, OSError) as error:
                 raise BadInput(f"vLLM did not start ({' '.join(str(error).split())}): lines of its own above may say more.") from None
+        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # in this process; an engine that dies is said by EngineDead
         self.startup_seconds = time.time() - begin
+
+    @classmethod
+    async def start(cls, settings, adapters):
+        """An engine, started in a thread: asyncio hears Ctrl-C meanwhile."""
+        future = asyncio.get_running_loop().create_future()
+
+        def launch():
+            try:
+                result, tell = cls(settings, adapters), future.set_result
+            except BaseException as error:
+                result, tell = error, future.set_exception
+            with contextlib.suppress(RuntimeError):  # the loop is closed when Ctrl-C came first
+                future.get_loop().call_soon_threadsafe(lambda: future.done() or tell(result))
+
+        thread = threading.Thread(target=launch, daemon=True)  # a daemon: vLLM may wait ten minutes for a core that is gone
+        thread.start()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            deadline = time.time() + 15
+            while thread.is_alive() and time.time() < deadline:  # it may be about to start the core
+                for process in multiprocessing.active_children():
+                    if process.name.startswith("EngineCore"):
+                        process.kill()
+                await asyncio.sleep(0.1)
+            raise
 
     def _check_cache(self, cpu, platform):
         """Count the parameters, and refuse a window whose keys and values the memory cannot hold. Loads no weights."""
@@ -635,6 +665,6 @@ def describe(s):
 
 async def start(settings, adapters=False):
     """The engine of `settings`, ready to sample; `adapters`: whether requests will name LoRA adapters."""
-    engine = (HFEngine if settings.engine == "hf" else VLLMEngine)(settings, adapters)
+    engine = HFEngine(settings, adapters) if settings.engine == "hf" else await VLLMEngine.start(settings, adapters)
     engine.parameters = int(MODELS.get(settings.model, {}).get("parameters", engine.parameters))
     return engine

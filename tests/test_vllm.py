@@ -297,7 +297,7 @@ def command(script, *arguments):
 
 @marked
 def test_the_whole_path(model, tmp_path):
-    """explore: killed while vLLM starts, stopped with Ctrl-C, killed while it samples, and ended; then distill and evaluate."""
+    """explore: killed while vLLM starts, stopped with Ctrl-C then and later, killed while it samples, and ended; then distill and evaluate."""
     bench, out = tmp_path / "sums.jsonl", tmp_path / "out"
     bench.write_text("".join(json.dumps({"id": f"sum{i}", "problem": f"{i} + {i} = ?", "verifier": "math", "answer": str(2 * i)}) + "\n"
                              for i in range(20)))
@@ -314,10 +314,18 @@ def test_the_whole_path(model, tmp_path):
     assert_gone(processes)
 
     run = command(*explore)
-    wait_for(answers, run)
+    wait_for(lambda: len(descendants(run.pid)) > 2, run)
     processes = descendants(run.pid)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: all of the foreground group
-    text, _ = run.communicate(timeout=30)
+    text, _ = run.communicate(timeout=60)
+    assert run.returncode == 130 and "Traceback" not in text, text
+    assert_gone(processes)
+
+    run = command(*explore)
+    wait_for(answers, run)
+    processes = descendants(run.pid)
+    os.killpg(run.pid, signal.SIGINT)
+    text, _ = run.communicate(timeout=60)
     assert run.returncode == 130 and "the same command goes on" in text and "Traceback" not in text
     assert_gone(processes)
 
