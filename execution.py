@@ -9,10 +9,12 @@ import json
 import os
 import resource
 import sys
+import time
 
 # Functional answers are written as on LeetCode, without imports; LiveCodeBench's runner puts these names before them.
 STAR_IMPORTS = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io "
                 "sys json builtins typing").split()
+LONG = 5_000  # items, that are no numbers, of a list whose digest will do
 
 
 # ---- Values as JSON that is safe to read -----------------------------------------------------------------------------------
@@ -52,6 +54,16 @@ def encode(value, depth=0):
     return {"object": repr(value)[:300]}
 
 
+def digest(items):
+    """A long list or tuple by its type, length and hash, for a caller that only asks whether it equals another one."""
+    import hashlib  # here, because few tests need it and every fork would pay for it
+
+    hashed = hashlib.sha256()
+    for start in range(0, len(items), 10_000):
+        hashed.update(repr(items[start : start + 10_000]).encode("utf-8", "surrogatepass"))
+    return {"digest": f"{type(items).__name__} of {len(items)}: {hashed.hexdigest()}"}
+
+
 class Opaque:
     """A value that has no plain form; it equals nothing else. `items`: of a numpy array, as nested lists."""
 
@@ -73,8 +85,8 @@ def decode(data):
         return int(str(body), 16)
     if kind == "bytes":
         return bytes.fromhex(body)
-    if kind == "object":
-        return Opaque(str(body))
+    if kind in ("object", "digest"):
+        return Opaque(str(body)) if kind == "object" else str(body)
     if kind in ("Decimal", "Fraction"):
         return getattr(__import__(kind.lower() + "s" * (kind == "Fraction")), kind)(str(body))
     if kind == "dict":
@@ -157,8 +169,9 @@ def execute(request, space, nonce):
             failed(error)
         end(0)
     record({"value": None})
-    results = []
+    results, clock = [], time.perf_counter
     for step in request["steps"]:
+        start = clock()
         try:
             if "call" in step:
                 owner = names.get("Solution")
@@ -173,8 +186,12 @@ def execute(request, space, nonce):
                 value = judge(step, names)
             else:
                 value = exec(compile(step["exec"], "<test>", "exec", dont_inherit=True), names)
-            results.append(value)
-            record({"value": encode(value)})
+            if "eval" in step:
+                results.append(value)  # for the steps that follow
+            long = request.get("digests") and type(value) in (list, tuple) and len(value) > LONG
+            long = long and not isinstance(value[0], (int, float, complex))  # those may be compared with a tolerance
+            data = digest(value) if long else encode(value)
+            record({"value": data, "seconds": clock() - start})
         except BaseException as error:
             failed(error)
             break

@@ -11,6 +11,7 @@ import json
 import re
 from decimal import Decimal, InvalidOperation
 
+import evalplus
 import sandbox
 
 LINE_CHARACTERS, INPUT_LINES, VALUE_CHARACTERS = 250, 8, 250  # App. C.2
@@ -220,6 +221,8 @@ def verdict(problem, response, truncated):
         passed = bool(outcomes) and all(outcome.kind == "ok" for outcome in outcomes)
         feedback = asserts_feedback(public, loaded, outcomes, tests["time_limit"])
         correct = passed and all(outcome.kind == "ok" for outcome in run_asserts(problem, program, private))
+        if "plus" in tests:  # MBPP+
+            correct = correct and evalplus.passes(problem, program)
     else:
         failed = []
         for number, ((given, expected), (right, outcome, output)) in enumerate(zip(public, run_tests(problem, program, public)), 1):

@@ -51,7 +51,7 @@ class Outcome:
     value: object = None  # of a step; plain built-in types, see `decode`
     error: str = ""  # "ZeroDivisionError: division by zero"
     frames: list = field(default_factory=list)  # innermost first, at most 3, of the program: [line number, source, function]
-    seconds: float = 0.0  # CPU
+    seconds: float = 0.0  # of CPU, for a script; of wall time, as the program's process says, for a step
 
 
 CANARY = "import math, sys\nprint(math.isqrt(int(input())), len(sys.stdin.read()))"
@@ -172,7 +172,8 @@ def read_records(header, records):
                     frames = [[int(line), str(source), str(name)] for line, source, name in record["frames"][:3]]
                     outcomes.append(Outcome("error", error=str(record["error"]), frames=frames))
                 else:
-                    outcomes.append(Outcome("ok", value=decode(record["value"])))
+                    seconds = float(record.get("seconds", 0))
+                    outcomes.append(Outcome("ok", value=decode(record["value"]), seconds=seconds))
             except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
                 outcomes.append(Outcome("error", error="ValueError: the result cannot be read"))
     return outcomes
@@ -192,21 +193,23 @@ def run_scripts(program, inputs, seconds, memory=MEMORY_BYTES, slots=slots):
         yield Outcome(last.kind, output.decode("utf-8", "replace"), None, last.error, last.frames, header["seconds"])
 
 
-def run_modules(program, runs, seconds, total=math.inf, imports=(), star_imports=False, memory=MEMORY_BYTES):
+def run_modules(program, runs, seconds, total=math.inf, imports=(), star_imports=False, memory=MEMORY_BYTES,
+                digests=False):
     """For each of `runs`, in a fresh process: load `program` as a module that is not `__main__`, then take the steps of the run
     up to the first that fails.
 
     A step: {"call": function name, "args": [...]} (a method of a fresh Solution(), where there is one, or a function),
     {"eval": expression}, or {"exec": statements}; with "names": {name: value} to set before. Values as `encode` gives them.
     seconds: for each step and for the loading, or a list with the loading first; total: CPU seconds for a run.
-    imports: lines of code to run first; star_imports: STAR_IMPORTS before them.
+    imports: lines of code to run first; star_imports: STAR_IMPORTS before them; digests: of long lists only a digest.
     -> iterator of lists of Outcomes: of the loading and of the steps, ending with the first that is not "ok".
     """
     tests = []
     for steps in runs:
         limits = list(seconds) if isinstance(seconds, (list, tuple)) else [seconds] * (1 + len(steps))
         tests.append({".stdin": "", "seconds": limits, "total": min(total, sum(limits)), "steps": steps})
-    shared = {"Solution.py": program, "memory": memory, "imports": list(imports), "star_imports": star_imports}
+    shared = {"Solution.py": program, "memory": memory, "imports": list(imports), "star_imports": star_imports,
+              "digests": digests}
     for test, (header, _, records) in zip(tests, ask(shared, tests)):
         outcomes = read_records(header, records)[: len(test["seconds"])]
         if len(outcomes) < len(test["seconds"]) and all(outcome.kind == "ok" for outcome in outcomes):
