@@ -1,14 +1,14 @@
 """Self-distillation of what the memory gave: Algorithm 1, lines 13-16 (section 2.3, App. B.4, G.3-G.5).
 
-    python distill.py --cplus out/cplus.jsonl                                      # S = 20 steps of 128 problems, one GPU
-    torchrun --nproc_per_node 8 distill.py --cplus out/cplus.jsonl                 # sharded (FSDP2); each rank samples its share
+    python distill.py --cplus out/cplus.jsonl                         # S = 20 steps of 128 problems, one GPU
+    torchrun --nproc_per_node 8 distill.py --cplus out/cplus.jsonl    # sharded (FSDP2); each rank samples its share
 
-Student: the policy on the plain prompt. Teacher: the same current policy, adapter included, on a context after which it answered
-correctly. Both see the student's own sampled tokens. Only the LoRA adapter is trained.
+Student: the policy on the plain prompt. Teacher: the same current policy, adapter included, on a context after which it
+answered correctly. Both see the student's own sampled tokens. Only the LoRA adapter is trained.
 
-Writes adapter/ (PEFT format, the newest), adapter/step_K/ (the last two, with what a resume needs), distill.jsonl (a line of
-metrics per step), samples.jsonl (the student's responses) and distill.json into --out. The same command goes on where a run
-stopped, on any number of ranks; a larger --steps extends it.
+Writes adapter/ (PEFT format, the newest), adapter/step_K/ (the last two, with what a resume needs), distill.jsonl (a
+line of metrics per step), samples.jsonl (the student's responses) and distill.json into --out. The same command goes on
+where a run stopped, on any number of ranks; a larger --steps extends it.
 """
 import argparse
 import asyncio
@@ -40,10 +40,10 @@ import torch
 
 
 def batch_indices(step, size, count, seed):
-    """Problems of update step `step` (from 1): a cut of one endless stream, the permutations of the problems one after another.
+    """Problems of update step `step` (from 1): a cut of one endless stream, permutation after permutation of them all.
 
-    Returns [(index, occurrence)]: a batch that spans two epochs may hold a problem twice; its second occurrence is 1. The
-    permutation of epoch e is seeded with the schedule seed + e; run seed s has schedule seed (s - 1) * 10^8.
+    Returns [(index, occurrence)]: a batch that spans two epochs may hold a problem twice; its second occurrence is 1.
+    The permutation of epoch e is seeded with the schedule seed + e; run seed s has schedule seed (s - 1) * 10^8.
     """
     batch = []
     for position in range((step - 1) * size, step * size):
@@ -54,17 +54,17 @@ def batch_indices(step, size, count, seed):
 
 
 def draw_context(contexts, seed, step, problem, occurrence=0):
-    """c ~ Unif(C+(x)): one of `contexts` (a non-empty list); which place it has is a pure function of the other arguments."""
+    """c ~ Unif(C+(x)): one of the list `contexts`; its place is a pure function of the list's length and the others."""
     return random.Random(engine.request_seed(seed, problem, step, f"context {occurrence}")).choice(contexts)
 
 
 def teacher_contexts(problems, traces, rollouts):
     """{problem id: [context]}: what the teachers of the trace types of Tables 5 and 27 are conditioned on (App. G.4).
 
-    success: C+ itself. failure: the contexts of wrong answers, duplicates left out; the plain prompt where there is none.
-    random: C+ with the feedback turn replaced by one that differs, from another step of the problem, else of another problem;
-    restart contexts hold no feedback and stay. `problems`: see `read_cplus`; `rollouts`: the records of rollouts.jsonl (not
-    read for success). Errors: BadInput, where there is no feedback turn, or none that differs.
+    success: C+ itself. failure: the contexts of wrong answers without duplicates; the plain prompt where there is none.
+    random: C+ with the feedback turn replaced by one that differs, from another step of the problem, else of another
+    problem; restart contexts hold no feedback and stay. `problems`: see `read_cplus`; `rollouts`: the records of
+    rollouts.jsonl (not read for success). Errors: BadInput, where there is no feedback turn, or none that differs.
     """
     if traces == "success":
         return {problem: [line["context"] for line in lines] for problem, lines in problems.items()}
@@ -73,13 +73,13 @@ def teacher_contexts(problems, traces, rollouts):
         for r in sorted(rollouts, key=lambda r: r["step"]):
             if r["reward"] == 0 and r["problem"] in wrong:
                 wrong[r["problem"]].setdefault(json.dumps(r["context"]), r["context"])
-        return {problem: list(wrong[problem].values()) or [lines[0]["opening"]] for problem, lines in problems.items()}
+        return {p: list(wrong[p].values()) or [lines[0]["opening"]] for p, lines in problems.items()}
     turns = {problem: set() for problem in problems}  # the feedback turns of each problem
     for r in rollouts:
         if not r["restart"]:
             if len(r["context"]) < 2 or r["context"][-2]["role"] != "assistant":
-                raise data.BadInput("--traces random replaces the feedback turn, and these contexts have none: explore with "
-                                    "--method leaf and a --memory that shows the response.")
+                raise data.BadInput("--traces random replaces the feedback turn, and these contexts have none: explore "
+                                    "with --method leaf and a --memory that shows the response.")
             turns.setdefault(r["problem"], set()).add(r["context"][-1]["content"])
     everything = set().union(*turns.values())
     restarts = {(r["problem"], r["step"]) for r in rollouts if r["restart"]}
@@ -90,9 +90,10 @@ def teacher_contexts(problems, traces, rollouts):
             if (problem, line["step"]) not in restarts:
                 others = sorted(turns[problem] - {turn["content"]} or everything - {turn["content"]})
                 if not others:
-                    raise data.BadInput("--traces random needs two feedback texts that differ, and these rollouts hold one: "
-                                        "explore more problems.")
-                turn = prompts.user(random.Random(engine.request_seed(1, problem, line["step"], "random trace")).choice(others))
+                    raise data.BadInput("--traces random needs two feedback texts that differ, and these rollouts hold "
+                                        "one: explore more problems.")
+                pick = random.Random(engine.request_seed(1, problem, line["step"], "random trace"))
+                turn = prompts.user(pick.choice(others))
             contexts[problem].append([*earlier, turn])
     return contexts
 
@@ -128,9 +129,9 @@ def micro_batches(items, budget):
 def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
     """One optimizer step on Eq. 3 over the batch; `items` is this rank's share. -> metrics of the whole batch.
 
-    The loss divides by the response tokens of the whole batch over all micro-batches and ranks, so that the gradient does not
-    depend on how the batch is cut. A rank with fewer micro-batches runs empty ones: every rank must take part in every
-    collective operation of the sharded model.
+    The loss divides by the response tokens of the whole batch over all micro-batches and ranks, so that the gradient
+    does not depend on how the batch is cut. A rank with fewer micro-batches runs empty ones: every rank must take part
+    in every collective operation of the sharded model.
     """
     world = training.rank_and_world()[1]
     batches = micro_batches(items, budget)
@@ -166,7 +167,10 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
 
 
 async def distill(args, settings, problems, contexts, done, journals):
-    """Lines 13-16: S steps from step done + 1. `journals`: distill.jsonl and samples.jsonl, open (rank 0 only). -> GPUs used."""
+    """Lines 13-16: S steps from step done + 1. `journals`: distill.jsonl and samples.jsonl, open (rank 0 only).
+
+    Returns the number of GPUs.
+    """
     rank, world = training.rank_and_world()
     folder = os.path.join(args.out, "adapter")
     adapter = os.path.join(folder, f"step_{done}") if done else None
@@ -177,7 +181,8 @@ async def distill(args, settings, problems, contexts, done, journals):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with training.together():
             if device.type == "cuda":
-                training.check_memory(args, settings, [len(sampler.encode(lines[0]["opening"])) for lines in problems.values()])
+                openings = [len(sampler.encode(lines[0]["opening"])) for lines in problems.values()]
+                training.check_memory(args, settings, openings)
             policy = training.load_policy(settings, adapter, args.seed, args.grad_checkpoint_every, device)
         optimizer = training.adam(policy, args.lr)
         if done:
@@ -187,11 +192,13 @@ async def distill(args, settings, problems, contexts, done, journals):
             begin = time.time()
             batch = [(names[i], k) for i, k in batch_indices(step, args.batch, len(names), args.seed)]  # line 14
             with training.together():
-                items, lines = await student_samples(sampler, settings, adapter, args.seed, step,       # line 15
+                items, lines = await student_samples(sampler, settings, adapter, args.seed, step,      # line 15
                                                      batch[rank::world], problems, contexts, args.traces)
             sampled = time.time()
-            metrics = update(policy, optimizer, items, kind=args.divergence, tau=args.tau, budget=args.micro_tokens)  # line 16
-            lines = sorted(training.gathered(lines), key=lambda line: batch.index((line["problem"], line["occurrence"])))
+            metrics = update(policy, optimizer, items, kind=args.divergence, tau=args.tau,             # line 16
+                             budget=args.micro_tokens)
+            lines = training.gathered(lines)
+            lines.sort(key=lambda line: batch.index((line["problem"], line["occurrence"])))
             metrics = {"step": step, **metrics, "length": float(np.mean([line["completion_tokens"] for line in lines])),
                        "truncated": float(np.mean([line["truncated"] for line in lines])),
                        "student_tokens": sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines),
@@ -213,7 +220,10 @@ async def distill(args, settings, problems, contexts, done, journals):
 
 
 async def student_samples(sampler, settings, adapter, seed, step, share, problems, contexts, traces):
-    """y ~ policy(. | x) with the current adapter for each (problem, occurrence) of `share`. -> items, lines of samples.jsonl."""
+    """y ~ policy(. | x) with the adapter of a folder (None: without) for each (problem, occurrence) of `share`.
+
+    Returns the items to train with and the lines of samples.jsonl, both in the order of `share`.
+    """
     async def one(problem, occurrence):
         lines = problems[problem]
         opening = sampler.encode(lines[0]["opening"])
@@ -222,23 +232,24 @@ async def student_samples(sampler, settings, adapter, seed, step, share, problem
         context_step = None if traces == "failure" else draw_context(lines, seed, step, problem, occurrence)["step"]
         request = engine.request_seed(seed, problem, step, f"student {occurrence}")
         try:
-            sample = await sampler.sample(opening, seed=request, max_tokens=settings.max_tokens, temperature=settings.temperature,
-                                          top_p=settings.top_p, adapter=adapter)
+            sample = await sampler.sample(opening, seed=request, max_tokens=settings.max_tokens,
+                                          temperature=settings.temperature, top_p=settings.top_p, adapter=adapter)
         except engine.ContextTooLong as error:
             raise data.BadInput(f"problem {problem} cannot be sampled: {error}") from None
         n = len(sample.token_ids)
         return Item(opening, context, sample), {
-            "step": step, "problem": problem, "bench": lines[0]["bench"], "occurrence": occurrence, "context_step": context_step,
-            "response": sample.text, "prompt_tokens": len(opening), "completion_tokens": n, "context_tokens": len(context),
-            "finish_reason": sample.finish_reason, "truncated": sample.finish_reason == "length" or n >= settings.max_tokens,
-            "seed": request}
+            "step": step, "problem": problem, "bench": lines[0]["bench"], "occurrence": occurrence,
+            "context_step": context_step, "response": sample.text, "prompt_tokens": len(opening),
+            "completion_tokens": n, "context_tokens": len(context), "finish_reason": sample.finish_reason,
+            "truncated": sample.finish_reason == "length" or n >= settings.max_tokens, "seed": request}
     pairs = await asyncio.gather(*(one(*pair) for pair in share))
     return [item for item, _ in pairs], [line for _, line in pairs]
 
 
 def log_line(m):
-    return (f"step {m['step']:3d}  loss {m['loss']:.5f}  D {m['divergence']:.5f}  w {m['mean_w']:.4f} (at the cap {m['capped_w']:.2%})  "
-            f"entropy {m['entropy']:.3f}  length {m['length']:.0f}  truncated {m['truncated']:.1%}  grad norm {m['grad_norm']:.3g}  "
+    return (f"step {m['step']:3d}  loss {m['loss']:.5f}  D {m['divergence']:.5f}  w {m['mean_w']:.4f} "
+            f"(at the cap {m['capped_w']:.2%})  entropy {m['entropy']:.3f}  length {m['length']:.0f}  "
+            f"truncated {m['truncated']:.1%}  grad norm {m['grad_norm']:.3g}  "
             f"sampling {m['sample_seconds']:.1f} s, update {m['train_seconds']:.1f} s")
 
 
@@ -247,11 +258,12 @@ def read_cplus(path):
     problems, fields = {}, ("problem", "bench", "model", "family", "decoding", "opening", "context", "response", "step")
     for number, line in enumerate(data.read_jsonl(path), 1):
         if missing := [name for name in fields if name not in line]:
-            raise data.BadInput(f"{path} line {number} has no {missing[0]}: name the cplus.jsonl that explore.py wrote.")
+            raise data.BadInput(f"{path} line {number} has no {missing[0]}: name the cplus.jsonl that explore.py "
+                                "wrote.")
         problems.setdefault(line["problem"], []).append(line)
     if not problems:
-        raise data.BadInput(f"{path} holds no context: no answer was right, so there is nothing to distill; explore with more "
-                            "calls, more problems or a stronger model.")
+        raise data.BadInput(f"{path} holds no context: no answer was right, so there is nothing to distill; explore "
+                            "with more calls, more problems or a stronger model.")
     if len({(line["bench"], line["model"]) for lines in problems.values() for line in lines}) > 1:
         raise data.BadInput(f"{path} mixes benches or models: distill each explore run by itself.")
     return problems
@@ -275,20 +287,23 @@ def above_zero(text):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines 13-16).")
+    parser = argparse.ArgumentParser(
+        description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines 13-16).")
     parser.add_argument("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
     parser.add_argument("--steps", type=engine.positive_int, default=20, help="S, optimizer steps")
     parser.add_argument("--batch", type=engine.positive_int, default=128, help="problems a step")
     parser.add_argument("--lr", type=above_zero, default=1e-5)
-    parser.add_argument("--tau", type=above_zero, help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
+    parser.add_argument("--tau", type=above_zero,
+                        help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
     parser.add_argument("--divergence", choices=loss.DIVERGENCES, default="reverse_kl")
     parser.add_argument("--traces", choices=["success", "failure", "random"], default="success",
-                        help="the teacher's contexts (Table 5); failure and random read the rollouts.jsonl beside --cplus")
+                        help="the teacher's contexts (Table 5); the last two read the rollouts.jsonl beside --cplus")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
-    parser.add_argument("--micro-tokens", type=engine.positive_int, default=16384, help="tokens of one forward and backward pass")
+    parser.add_argument("--micro-tokens", type=engine.positive_int, default=16384,
+                        help="tokens of one forward and backward pass, student and teacher together")
     parser.add_argument("--grad-checkpoint-every", type=int, choices=range(0, 1000), default=1, metavar="N",
                         help="recompute every Nth layer in the backward pass (0: none, faster, more memory)")
-    parser.add_argument("--merge", action="store_true", help="also write the model with the adapter merged in: OUT/merged")
+    parser.add_argument("--merge", action="store_true", help="also write the model with the adapter in it: OUT/merged")
     parser.add_argument("--out", default="out", help="folder of the run")
     engine.add_arguments(parser)
     args = parser.parse_args(argv)
@@ -302,7 +317,7 @@ def main(argv=None):
 
 
 def prepare(args):
-    """Resolve the flags and read the files. -> (engine settings, {problem: lines of C+}, {problem: teacher's contexts})."""
+    """Resolve flags, read files. -> (engine settings, {problem: lines of C+}, {problem: the teacher's contexts})."""
     problems = read_cplus(args.cplus)
     first = next(iter(problems.values()))[0]
     args.model, args.family = args.model or first["model"], args.family or first["family"]
@@ -311,35 +326,39 @@ def prepare(args):
     if args.tau is None:
         args.tau = 1e-3 if first["bench"] == "math500" else math.inf
     if training.rank_and_world()[1] > 1 and args.tensor_parallel * args.data_parallel > 1:
-        raise data.BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and --data-parallel.")
+        raise data.BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and "
+                            "--data-parallel.")
     settings = engine.settings(args, first["bench"], gpu_memory=0.4)
     if settings.temperature == 0:
         raise data.BadInput("--temperature 0 leaves no distribution to distill: give one above 0.")
-    rollouts = os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl")
-    contexts = teacher_contexts(problems, args.traces, data.read_jsonl(rollouts, torn_ok=True) if args.traces != "success" else [])
-    return settings, problems, contexts
+    rollouts = []
+    if args.traces != "success":
+        rollouts = data.read_jsonl(os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl"), torn_ok=True)
+    return settings, problems, teacher_contexts(problems, args.traces, rollouts)
 
 
 def run(args, settings, problems, contexts):
     """Begin or go on in --out, and train."""
-    rank, folder, path = training.rank_and_world()[0], os.path.join(args.out, "adapter"), os.path.join(args.out, "distill.json")
+    rank, folder, path = training.rank_and_world()[0], *(os.path.join(args.out, n) for n in ("adapter", "distill.json"))
     done, journals = training.newest_step(folder), None
     with training.together():
         if rank == 0:
             if done and not os.path.exists(path):
-                raise data.BadInput(f"{folder} holds checkpoints of a run without its distill.json: name another folder with --out.")
+                raise data.BadInput(f"{folder} holds checkpoints of a run without its distill.json: name another "
+                                    "folder with --out.")
             flags = ("cplus", "steps", "batch", "lr", "tau", "divergence", "traces", "seed")
-            kept = {name: str(value) if value == math.inf else value for name, value in ((f, getattr(args, f)) for f in flags)}
+            kept = {name: getattr(args, name) for name in flags} | {"tau": "inf" if args.tau == math.inf else args.tau}
             kept["contexts"] = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
             runs.begin(path, kept | dataclasses.asdict(settings), growable=("steps",), empty=done == 0)
-            journals = [drop_unfinished(os.path.join(args.out, name), done) for name in ("distill.jsonl", "samples.jsonl")]
+            journals = [drop_unfinished(os.path.join(args.out, n), done) for n in ("distill.jsonl", "samples.jsonl")]
             if done:
                 training.publish(folder, done)  # a crash may have come before that
-    training.print_once(f"distill: {len(problems)} problems, {sum(map(len, contexts.values()))} contexts ({args.traces}), {args.steps} steps of "
-               f"{args.batch}, {args.divergence}, tau {args.tau:g}, lr {args.lr:g}; {engine.describe(settings)}")
+    number = sum(map(len, contexts.values()))
+    training.print_once(f"distill: {len(problems)} problems, {number} contexts ({args.traces}), "
+                        f"{args.steps} steps of {args.batch}, {args.divergence}, tau {args.tau:g}, lr {args.lr:g}; "
+                        f"{engine.describe(settings)}")
     if done:
         training.print_once(f"{done} steps are done already; the run goes on.")
-    begin = time.time()
     if done < args.steps:
         try:
             gpus = asyncio.run(distill(args, settings, problems, contexts, done, journals))
@@ -348,8 +367,7 @@ def run(args, settings, problems, contexts):
             sys.exit(130)
         if rank == 0:
             with open(path) as file:
-                runs.write_json(path, json.load(file) | {
-                    "result": {"steps": args.steps, "gpus": gpus, "wall_seconds": time.time() - begin, "steps_before": done}})
+                runs.write_json(path, json.load(file) | {"result": {"steps": args.steps, "gpus": gpus}})
     if args.merge and rank == 0:
         merge(settings, args.out)
     training.print_once(f"adapter: {folder}")
@@ -358,7 +376,8 @@ def run(args, settings, problems, contexts):
 def merge(settings, out):
     """Write the model with the adapter merged into its weights, and its tokenizer, into OUT/merged."""
     from peft import PeftModel
-    base, folder = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype)), os.path.join(out, "merged")
+    base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
+    folder = os.path.join(out, "merged")
     PeftModel.from_pretrained(base, os.path.join(out, "adapter")).merge_and_unload().save_pretrained(folder)
     engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)
     print(f"merged model: {folder}", flush=True)

@@ -1,5 +1,5 @@
-"""The policy as it is trained: a frozen model with a LoRA adapter, sharded over the ranks of torchrun (FSDP2), its checkpoints and
-its memory. The method itself is in distill.py.
+"""The policy as it is trained: a frozen model with a LoRA adapter, sharded over the ranks of torchrun (FSDP2), its
+checkpoints and its memory. The method itself is in distill.py.
 """
 import contextlib
 import dataclasses
@@ -38,11 +38,12 @@ def join_ranks():
     gpus, local, ranks = torch.cuda.device_count(), int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if gpus:
         if ranks > gpus:
-            raise data.BadInput(f"torchrun starts {ranks} ranks on a node with {gpus} GPUs: --nproc_per_node {gpus} is the most.")
+            raise data.BadInput(f"torchrun starts {ranks} ranks on a node with {gpus} GPUs: --nproc_per_node {gpus} is "
+                                "the most.")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local]  # CUDA reads it at its first use, which comes later
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local]  # CUDA reads it at its first use, later
         os.environ["LOCAL_RANK"] = "0"                                  # among the GPUs that this rank sees
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")   # objects and metrics travel through the CPUs
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")   # objects and metrics go through the CPUs
 
 
 def gathered(values):
@@ -101,7 +102,7 @@ class Policy:
         return [p for p in self.model.parameters() if p.requires_grad]
 
     def hidden(self, sequences, lengths):
-        """Hidden states [sum of lengths, d] that predict the last `lengths` tokens of each sequence, from one packed row.
+        """Hidden states [sum of lengths, d] that predict the last `lengths` tokens of each sequence: one packed row.
 
         The sequences stand one after another without padding; positions that start again at 0 keep them apart in the
         attention (with no mask at all: a mask of ones would let them see each other).
@@ -112,17 +113,18 @@ class Policy:
         predicts = torch.tensor([i for end, n in zip(ends, lengths) for i in range(end - n - 1, end - 1)],
                                 dtype=torch.long, device=self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
-            hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False).last_hidden_state
-        return hidden[0, predicts]
+            output = self.decoder(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False)
+        return output.last_hidden_state[0, predicts]
 
 
 def load_policy(settings, adapter, seed, checkpoint_every, device):
-    """Load the model with a new LoRA adapter, or that of the folder `adapter`; shard it where there are several ranks."""
+    """The model with a new LoRA adapter, or that of the folder `adapter`, sharded where there are several ranks."""
     from peft import LoraConfig, PeftModel, get_peft_model
     dtype = getattr(torch, settings.dtype)
     flash = device.type == "cuda" and dtype == torch.bfloat16 and importlib.util.find_spec("flash_attn") is not None
     attention = "flash_attention_2" if flash else "sdpa"
-    base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=dtype, attn_implementation=attention).to(device)
+    base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=dtype, attn_implementation=attention)
+    base.to(device)
     torch.manual_seed((seed - 1) * 10**8)  # the start of the adapter, the same on every rank
     if adapter:
         model = PeftModel.from_pretrained(base, adapter, is_trainable=True)
@@ -131,15 +133,18 @@ def load_policy(settings, adapter, seed, checkpoint_every, device):
                                                 target_modules="all-linear", task_type="CAUSAL_LM"))
     model.train()
     if checkpoint_every:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}, every_n_layers=checkpoint_every)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False},
+                                            every_n_layers=checkpoint_every)
     decoder, head = base.get_decoder(), base.get_output_embeddings().weight
     if dist.is_initialized():
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        for part in [*decoder.layers, decoder]:  # the decoder is its own root; a tied embedding stays whole with the head
+        # The decoder is its own root, as the head is used outside it; a tied embedding stays whole with the head.
+        for part in [*decoder.layers, decoder]:
             fully_shard(part, mp_policy=mixed, ignored_params={head})
-    print_once(f"attention: {attention}, {sum(p.numel() for p in model.parameters() if p.requires_grad):,} trainable parameters")
-    return Policy(model, decoder, head, device, dtype == torch.bfloat16, settings.temperature)
+    policy = Policy(model, decoder, head, device, dtype == torch.bfloat16, settings.temperature)
+    print_once(f"attention: {attention}, {sum(p.numel() for p in policy.parameters()):,} trainable parameters")
+    return policy
 
 
 def adam(policy, lr):
@@ -150,10 +155,10 @@ def adam(policy, lr):
 def memory_budget(config, tokens, student_tokens, checkpoint_every, world=1):
     """What training takes of one GPU in bfloat16, {part: bytes}; the engine's share comes on top.
 
-    config: the model's; tokens: student and teacher rows of the largest micro-batch; student_tokens: those of the student's rows
-    alone, whose activations are kept for the backward pass. Per layer and token a checkpointed layer keeps its input; another one
-    what its operations save, counted for the two families: RMSNorm in float32 (4 bytes a width), LoRA inputs in bfloat16, the
-    rest in between. Attention is taken not to store its scores (flash, or sdpa's fused kernels).
+    config: the model's; tokens: student and teacher rows of the largest micro-batch; student_tokens: those of the
+    student's rows alone, whose activations are kept for the backward pass. A checkpointed layer keeps its input,
+    another one what autograd saves of its operations, counted for the two families (a test measures it); one layer is
+    at work on `tokens`. Attention is taken not to store its scores (flash, or sdpa's fused kernels).
     """
     config = config.get_text_config()
     d, ffn, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
@@ -164,24 +169,30 @@ def memory_budget(config, tokens, student_tokens, checkpoint_every, world=1):
     lora = LORA_RANK * layers * ((d + q) * 2 + (d + kv) * 2 + (d + ffn) * 3)
     linear = layers * (d * (2 * q + 2 * kv) + 3 * d * ffn)
     checkpointed = math.ceil(layers / checkpoint_every) if checkpoint_every else 0
-    whole = 2 * config.vocab_size * d * (1 if config.tie_word_embeddings or world > 1 else 2)  # the head, and the embedding
-    return {"weights": whole + 2 * (linear + (0 if world == 1 or config.tie_word_embeddings else config.vocab_size * d)) // world,
+    whole = 2 * config.vocab_size * d * (1 if config.tie_word_embeddings or world > 1 else 2)  # head, embedding
+    sharded = linear + (config.vocab_size * d if world > 1 and not config.tie_word_embeddings else 0)
+    kept = checkpointed * 2 * d + (layers - checkpointed) * layer
+    return {"weights": whole + 2 * sharded // world,
             "adapter": 18 * lora // world,  # float32 weight, gradient and two moments, bfloat16 copy
-            "activations": student_tokens * (checkpointed * 2 * d + (layers - checkpointed) * layer) + tokens * layer,
+            "activations": student_tokens * kept + tokens * layer,
             "loss": 4 * loss.CHUNK_BYTES["cuda"] + tokens * 8 * d}
 
 
 def check_memory(args, settings, openings):
-    """BadInput if one GPU cannot hold the largest micro-batch beside the engine; `openings`: prompt lengths in tokens."""
+    """BadInput if a GPU cannot hold the largest micro-batch beside the engine; `openings`: lengths in tokens."""
     total, world = torch.cuda.get_device_properties(0).total_memory, rank_and_world()[1]
     longest = max(openings) + settings.max_tokens
     parts = memory_budget(engine.load(engine.AutoConfig, settings.model), max(args.micro_tokens, 2 * longest),
                           max(args.micro_tokens // 2, longest), args.grad_checkpoint_every, world)
+    size = 2 if settings.dtype == "float32" else 1
+    parts = {name: size * part for name, part in parts.items()}
     parts = {"engine": settings.gpu_memory * total, "CUDA": 2 * 2**30} | parts
     if sum(parts.values()) > total:
         told = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
-        raise data.BadInput(f"the update needs {sum(parts.values()) / 2**30:.1f} GiB and the GPU has {total / 2**30:.1f} ({told}): take "
-                            "--grad-checkpoint-every 1, or smaller --gpu-memory, --max-tokens or --micro-tokens, or torchrun on more GPUs.")
+        raise data.BadInput(
+            f"the update needs {sum(parts.values()) / 2**30:.1f} GiB and the GPU has {total / 2**30:.1f} ({told}): "
+            "take --grad-checkpoint-every 1, or smaller --gpu-memory, --max-tokens or --micro-tokens, or torchrun on "
+            "more GPUs.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -195,7 +206,7 @@ def newest_step(folder):
 
 
 def save(policy, optimizer, folder, step):
-    """Write `folder`/step_K whole or not at all, then the newest adapter into `folder` itself; keep the last two steps."""
+    """Write `folder`/step_K whole or not at all, then the newest adapter into `folder`; keep the last two steps."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save as safetensors
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
@@ -219,12 +230,12 @@ def save(policy, optimizer, folder, step):
                 os.replace(part, os.path.join(folder, f"step_{step}"))
                 publish(folder, step)
             except OSError as error:
-                raise data.BadInput(f"{folder} cannot be written ({error.strerror}): make room, then the same command goes on after "
-                                    f"step {newest_step(folder)}.") from None
+                raise data.BadInput(f"{folder} cannot be written ({error.strerror}): make room, then the same command "
+                                    f"goes on after step {newest_step(folder)}.") from None
 
 
 def publish(folder, step):
-    """Make the adapter of step_K that of `folder`, and leave no steps but the last two. Does no harm when done twice."""
+    """Make the adapter of step_K that of `folder`; leave no steps but the last two. Does no harm when done twice."""
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         with open(os.path.join(folder, f"step_{step}", name), "rb") as file:
             write(os.path.join(folder, name + ".part"), file.read())

@@ -241,6 +241,24 @@ def test_budget_of_the_papers_models():
     assert two["weights"] == pytest.approx(8.19e9 + 151936 * 4096, rel=1e-3) and two["adapter"] == 9 * 174_587_904
 
 
+@pytest.mark.parametrize("every,gpu_memory,max_tokens,fits", [
+    (1, 0.4, 8192, True), (4, 0.4, 8192, True), (0, 0.4, 8192, False), (0, 0.3, 8192, True), (1, 0.4, 16384, True),
+    (4, 0.4, 16384, False), (1, 0.9, 8192, False)])
+def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, every, gpu_memory, max_tokens, fits):
+    """Qwen3-8B on one H200: what the flags of the README leave room for."""
+    import argparse
+    from transformers import Qwen3Config
+    Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+                num_key_value_heads=8, head_dim=128, tie_word_embeddings=False).save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: argparse.Namespace(total_memory=139.8 * 2**30))
+    args = argparse.Namespace(micro_tokens=16384, grad_checkpoint_every=every)
+    settings = engine.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, gpu_memory, None, 1, 1)
+    if fits:
+        return training.check_memory(args, settings, [200, 500])
+    with pytest.raises(data.BadInput, match=r"needs 1\d\d\.\d GiB and the GPU has 139.8 .*--grad-checkpoint-every 1, or smaller --gpu-memory"):
+        training.check_memory(args, settings, [200, 500])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs
 
@@ -500,6 +518,20 @@ def torchrun(ranks, *argv):
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), *map(str, argv)]
     return subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_each_rank_sees_one_gpu(monkeypatch):
+    """Before CUDA starts: the rank's own of the GPUs that the job may use; more ranks than GPUs are refused."""
+    begun = []
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "3,5,6,7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(training.dist, "init_process_group", begun.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(data.BadInput, match="4 ranks on a node with 2 GPUs"):
+        training.join_ranks()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    training.join_ranks()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6" and os.environ["LOCAL_RANK"] == "0" and begun == ["cpu:gloo,cuda:nccl"]
 
 
 def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
