@@ -430,8 +430,7 @@ def start_watchdog():
 @contextlib.contextmanager
 def engine_environment():
     """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU, and no Ctrl-C, which is for us to act on."""
-    multiprocessing.resource_tracker.ensure_running()  # first: when Python starts it, it unblocks SIGINT
-    before, mask = dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = dict(os.environ)
     if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ["LOCAL_RANK"])]
@@ -439,6 +438,8 @@ def engine_environment():
         if name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             del os.environ[name]
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    multiprocessing.resource_tracker.ensure_running()  # now: Python unblocks SIGINT when it starts it
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
