@@ -1,13 +1,13 @@
-"""One update: floating-point operations and seconds, ours against the paper's accounting (App. B.4, E.5), side by side in one run.
+"""One update: floating-point operations and seconds, ours against the paper's accounting (App. B.4, E.5), in one run.
 
     python tests/bench_update.py [MODEL] [--threads 2] [--responses 8]
 
-Ours: teacher forward, student forward and backward; the importance weights come out of the student's own pass. The paper's: a
-behaviour pass over the student's rows besides, and every layer recomputed in the backward pass (gradient checkpointing). Both get
-the same rows, packed without padding, the same chunked loss and a head that sees response positions only: what differs are the two
-passes alone, so the gain over a plainer implementation is larger. Contexts are as long as the paper's token counts suggest: about
-a prompt, an answer of the response's length and a feedback turn. Without MODEL: a made-up model of 0.4 M parameters.
-Operations are torch's own count (matrix products and attention); --grad-checkpoint-every 2 and 4 are printed too.
+Ours: teacher forward, student forward and backward (--grad-checkpoint-every 0); the importance weights come out of the
+student's own pass. The paper's: a behaviour pass over the student's rows besides, and every layer recomputed in the
+backward pass (gradient checkpointing). Both get the same rows, packed without padding, the same chunked loss and a head
+that sees response positions only: what differs are those two passes alone. A context is a prompt, an answer of the
+response's length and a feedback turn. Operations are torch's own count (matrix products and attention);
+--grad-checkpoint-every 2 and 4 are printed too. Without MODEL: a made-up model of 1 M parameters.
 """
 import argparse
 import os
@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def rows(count, vocabulary, scale):
-    """Responses of unlike length around `scale` tokens, prompts of a quarter of it, contexts with an earlier answer in them."""
+    """Responses of unlike length around `scale` tokens, prompts of a quarter of it, contexts with an earlier answer."""
     rng = random.Random(0)
 
     def ids(n):
@@ -37,7 +37,8 @@ def rows(count, vocabulary, scale):
     for _ in range(count):
         prompt, response = ids(scale // 4), ids(int(scale * rng.uniform(0.5, 1.5)))
         context = prompt + ids(len(response)) + ids(scale // 8)
-        items.append(distill.Item(prompt, context, engine.Sample(response, "", [-5.0] * len(response), "stop", len(prompt))))
+        sample = engine.Sample(response, "", [-5.0] * len(response), "stop", len(prompt))
+        items.append(distill.Item(prompt, context, sample))
     return items
 
 
@@ -45,7 +46,8 @@ def behaviour_pass(policy, items, budget):
     """The paper's separate pass for the log-probabilities of the sampled tokens, in chunks of the loss's size."""
     for batch in distill.micro_batches(items, budget):
         with torch.no_grad():
-            hidden = policy.hidden([i.opening + i.sample.token_ids for i in batch], [len(i.sample.token_ids) for i in batch])
+            hidden = policy.hidden([i.opening + i.sample.token_ids for i in batch],
+                                   [len(i.sample.token_ids) for i in batch])
             for part in hidden.split(256):
                 (part.to(policy.head.dtype) @ policy.head.T).float().log_softmax(-1)
 
@@ -61,19 +63,24 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        model = args.model or make_model(os.path.join(folder, "model"), hidden_size=128, intermediate_size=512, num_hidden_layers=4, head_dim=32)
+        model = args.model or make_model(os.path.join(folder, "model"), hidden_size=128, intermediate_size=512,
+                                         num_hidden_layers=4, head_dim=32)
         settings = engine.Settings(model, "qwen3", "hf", "float32", 1.0, 1.0, 1024, 0.4, None, 1, 1)
-        ways = {"paper": (1, True), "ours": (0, False), "ours, every 4th layer recomputed": (4, False), "ours, every 2nd": (2, False)}
-        policies = {every: training.load_policy(settings, None, 1, every, torch.device("cpu")) for every in {e for e, _ in ways.values()}}
+        ways = {"paper": (1, True), "ours": (0, False), "ours, every 4th layer recomputed": (4, False),
+                "ours, every 2nd": (2, False)}  # (--grad-checkpoint-every, behaviour pass)
+        policies = {n: training.load_policy(settings, None, 1, n, torch.device("cpu")) for n in (0, 1, 2, 4)}
         items = rows(args.responses, policies[0].head.shape[0], args.length)
-        student, teacher = (sum(len(getattr(i, name)) + len(i.sample.token_ids) for i in items) for name in ("opening", "context"))
-        print(f"{student:,} student tokens, {teacher:,} teacher tokens, {sum(len(i.sample.token_ids) for i in items):,} of responses")
+        responses = sum(len(i.sample.token_ids) for i in items)
+        student = responses + sum(len(i.opening) for i in items)
+        teacher = responses + sum(len(i.context) for i in items)
+        print(f"{student:,} student tokens, {teacher:,} teacher tokens, {responses:,} of responses")
 
         def run(name):
             every, behaviour = ways[name]
             if behaviour:
                 behaviour_pass(policies[every], items, args.micro_tokens)
-            distill.update(policies[every], training.adam(policies[every], 1e-5), items, kind="reverse_kl", tau=float("inf"), budget=args.micro_tokens)
+            distill.update(policies[every], training.adam(policies[every], 1e-5), items, kind="reverse_kl",
+                           tau=float("inf"), budget=args.micro_tokens)
         flops, seconds = {}, {name: [] for name in ways}
         for name in ways:
             with FlopCounterMode(display=False) as counter:

@@ -20,7 +20,7 @@ START = engine.start  # before a test replaces it
 
 
 class ScriptedStudent:
-    """1 to 20 tokens a request, a third of them cut off at the limit, with made-up log-probabilities; no weights are read."""
+    """1 to 20 tokens a request, a third of the requests cut off, with made-up log-probabilities; reads no weights."""
     startup_seconds, parameters, gpus, slots, window = 0.0, 1000, 1, 4, 10**6
 
     def __init__(self):
@@ -67,7 +67,8 @@ def toy_items():
     for prompt, context, response in [(5, 9, 4), (7, 30, 1), (3, 2, 13), (11, 12, 6), (4, 25, 9), (6, 40, 1)]:
         draw = lambda n: [rng.randrange(256) for _ in range(n)]  # noqa: E731
         items.append(distill.Item(draw(prompt), draw(context),
-                                  engine.Sample(draw(response), "", [-rng.uniform(1, 6) for _ in range(response)], "stop", prompt)))
+                                  engine.Sample(draw(response), "", [-rng.uniform(1, 6) for _ in range(response)],
+                                                "stop", prompt)))
     return items
 
 

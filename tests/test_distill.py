@@ -28,19 +28,20 @@ import torch
 
 
 def test_batches_are_cuts_of_one_stream():
-    """Three problems, batches of four: the epochs are the permutations of seeds 0, 1, 2 ..., and a batch spans two of them."""
+    """Three problems, batches of four: the epochs are the permutations of seeds 0, 1, 2 ...; a batch spans two."""
     stream = [int(i) for epoch in range(4) for i in np.random.default_rng(epoch).permutation(3)]
     assert stream == [2, 0, 1, 0, 1, 2, 2, 0, 1, 2, 1, 0]
     batches = [distill.batch_indices(step, 4, 3, 1) for step in (1, 2, 3)]
     assert [i for batch in batches for i, _ in batch] == stream
-    assert batches == [[(2, 0), (0, 0), (1, 0), (0, 1)], [(1, 0), (2, 0), (2, 1), (0, 0)], [(1, 0), (2, 0), (1, 1), (0, 0)]]
+    assert batches == [[(2, 0), (0, 0), (1, 0), (0, 1)], [(1, 0), (2, 0), (2, 1), (0, 0)],
+                       [(1, 0), (2, 0), (1, 1), (0, 0)]]
     second = [int(i) for epoch in range(2) for i in np.random.default_rng(10**8 + epoch).permutation(3)]
     assert [i for i, _ in distill.batch_indices(1, 6, 3, seed=2)] == second
     assert sorted(distill.batch_indices(1, 7, 3, 1))[:3] == [(0, 0), (0, 1), (1, 0)]  # three epochs in one batch
 
 
 def test_context_draws():
-    """Fixed by (seed, step, problem, occurrence) alone, uniform over the list, the same place in lists of one length."""
+    """Fixed by (seed, step, problem, occurrence), uniform over the list, the same place in lists of one length."""
     five, draws = list("abcde"), list("cbceedce")
     assert [distill.draw_context(five, 1, step, "p") for step in range(1, 9)] == draws
     assert distill.draw_context(five, 1, 1, "p", 0) == distill.draw_context(tuple("abcde"), 1, 1, "p")
@@ -65,15 +66,16 @@ def rollout(problem, step, reward, feedback, restart=False):
 
 
 # a: right at 1 (restart), 3 and 4; wrong at 2 and, in the same context, at 5. b: right at 2 alone, never wrong.
-ROLLOUTS = [rollout("a", 1, 1, "blind", restart=True), rollout("a", 2, 0, "you were right"), rollout("a", 3, 1, "you were wrong"),
-            rollout("a", 4, 1, "you were right"), {**rollout("a", 2, 0, "you were right"), "step": 5},
+ROLLOUTS = [rollout("a", 1, 1, "blind", restart=True), rollout("a", 2, 0, "you were right"),
+            rollout("a", 3, 1, "you were wrong"), rollout("a", 4, 1, "you were right"),
+            {**rollout("a", 2, 0, "you were right"), "step": 5},
             rollout("b", 2, 1, "b's own"), rollout("c", 2, 0, "you were right")]
 
 
 def cplus_line(record, **changes):
-    return {"problem": record["problem"], "bench": "toy", "model": "m", "family": "qwen3", "step": record["step"], "response": "r",
-            "decoding": {"temperature": 0.7, "top_p": 1.0, "max_tokens": 20}, "opening": [user(record["problem"])],
-            "context": record["context"], **changes}
+    return {"problem": record["problem"], "bench": "toy", "model": "m", "family": "qwen3", "step": record["step"],
+            "response": "r", "decoding": {"temperature": 0.7, "top_p": 1.0, "max_tokens": 20},
+            "opening": [user(record["problem"])], "context": record["context"], **changes}
 
 
 PROBLEMS = {p: [cplus_line(r) for r in ROLLOUTS if r["problem"] == p and r["reward"]] for p in "ab"}
@@ -86,13 +88,15 @@ def test_successful_traces():
 
 def test_failure_traces():
     """Wrong answers' contexts without duplicates; the plain prompt for a problem that was never wrong."""
-    assert distill.teacher_contexts(PROBLEMS, "failure", ROLLOUTS) == {"a": [ROLLOUTS[1]["context"]], "b": [[user("b")]]}
+    found = distill.teacher_contexts(PROBLEMS, "failure", ROLLOUTS)
+    assert found == {"a": [ROLLOUTS[1]["context"]], "b": [[user("b")]]}
 
 
 def test_random_traces():
     """Only the feedback turn changes, to one that differs: the problem's own where there is one; a restart stays."""
     found = distill.teacher_contexts(PROBLEMS, "random", ROLLOUTS)
-    assert found["a"] == [ROLLOUTS[0]["context"], dialogue("a", "answer 3", "you were right"), dialogue("a", "answer 4", "you were wrong")]
+    assert found["a"] == [ROLLOUTS[0]["context"], dialogue("a", "answer 3", "you were right"),
+                          dialogue("a", "answer 4", "you were wrong")]
     (b,) = found["b"]
     assert b[:2] == ROLLOUTS[5]["context"][:2] and b[2]["content"] in ("you were right", "you were wrong")
     assert distill.teacher_contexts(PROBLEMS, "random", ROLLOUTS[::-1]) == found  # whatever finished first
@@ -100,7 +104,7 @@ def test_random_traces():
 
 @pytest.mark.parametrize("rollouts,sentence", [
     ([rollout("a", 3, 1, "one"), rollout("b", 2, 1, "one")], "two feedback texts that differ"),
-    ([{"problem": "a", "step": 3, "reward": 1, "restart": False, "context": [user("a")]}], "replaces the feedback turn")])
+    ([{"problem": "a", "step": 3, "reward": 1, "restart": False, "context": [user("a")]}], "replaces the feedback")])
 def test_random_traces_that_cannot_be(rollouts, sentence):
     problems = {r["problem"]: [cplus_line(r)] for r in rollouts}
     with pytest.raises(data.BadInput, match=sentence):
@@ -118,14 +122,19 @@ def toy(request, tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("toys") / request.param, architecture=request.param, **changes)
 
 
+def row_logits(policy, prompt, item):
+    """Logits [tokens of the response, V] over the temperature, from one unpacked row."""
+    logits = policy.model(input_ids=torch.tensor([prompt + item.sample.token_ids])).logits
+    return logits[0, -len(item.sample.token_ids) - 1:-1] / policy.temperature
+
+
 def plain_gradients(policy, items, kind, tau):
     """Eq. 3 by the book: a row at a time, all logits, autograd, one division at the end."""
     total = sum(len(item.sample.token_ids) for item in items)
     value = 0
     for item in items:
         n, ids = len(item.sample.token_ids), torch.tensor(item.sample.token_ids)
-        student, teacher = (policy.model(input_ids=torch.tensor([prompt + item.sample.token_ids])).logits[0, -n - 1:-1] / policy.temperature
-                            for prompt in (item.opening, item.context))
+        student, teacher = (row_logits(policy, prompt, item) for prompt in (item.opening, item.context))
         logprobs = student.log_softmax(-1)[range(n), ids]
         w = loss.importance_weights(logprobs, torch.tensor(item.sample.logprobs))
         value = value + (w * loss.token_divergence(student, teacher.detach(), kind, tau)).sum()
@@ -135,16 +144,17 @@ def plain_gradients(policy, items, kind, tau):
     return grads, float(value.detach() / total)
 
 
-def assert_same(found, expected):
+def assert_same(found, expected, tolerance=1e-5):
     assert found.keys() == expected.keys()
     norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
     error = math.sqrt(sum(float((found[name] - g).square().sum()) for name, g in expected.items()))
-    assert norm > 1e-3 and error < 1e-5 * norm, (error, norm)
+    assert norm > 1e-3 and error < tolerance * norm, (error, norm)
 
 
-@pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 0.05), ("forward_kl", 0.05), ("jsd", math.inf)])
+@pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 0.05), ("forward_kl", 0.05),
+                                      ("jsd", math.inf)])
 def test_one_gradient_however_the_batch_is_cut(toy, kind, tau):
-    """Single rows, packed rows and three micro-batches of unlike lengths; a mean of the micro-batches' means differs by far."""
+    """Single rows, packed rows, five micro-batches of unlike lengths; a mean of their means differs by far."""
     policy, items = toy_policy(toy), toy_items()
     expected, value = plain_gradients(policy, items, kind, tau)
     for budget in (1, 10**9, 60):
@@ -154,7 +164,8 @@ def test_one_gradient_however_the_batch_is_cut(toy, kind, tau):
     assert [len(batch) for batch in distill.micro_batches(items, 60)] == [2, 1, 1, 1, 1]
     parts = [gradients(policy, [item], 1, kind, tau)[0] for item in items]
     mean = {name: sum(part[name] for part in parts) / len(parts) for name in expected}
-    assert sum(float((mean[n] - g).square().sum()) for n, g in expected.items()) > 0.01 * sum(float(g.square().sum()) for g in expected.values())
+    with pytest.raises(AssertionError):
+        assert_same(mean, expected, tolerance=0.1)
 
 
 def test_checkpointing_changes_nothing(toy):
@@ -185,13 +196,14 @@ def test_metrics(toy):
     item = toy_items()[2]
     policy, n = toy_policy(toy), len(item.sample.token_ids)
     item.sample.logprobs = [-50.0] * n
-    student, teacher = (policy.model(input_ids=torch.tensor([prompt + item.sample.token_ids])).logits[0, -n - 1:-1].detach() / 0.7
-                        for prompt in (item.opening, item.context))
+    student, teacher = (row_logits(policy, prompt, item).detach() for prompt in (item.opening, item.context))
     _, metrics = gradients(policy, [item], 1, tau=math.inf)
     divergence = float(loss.token_divergence(student, teacher).mean())
-    assert metrics["divergence"] == pytest.approx(divergence, rel=1e-4) and metrics["loss"] == pytest.approx(2 * divergence, rel=1e-4)
+    assert metrics["divergence"] == pytest.approx(divergence, rel=1e-4)
+    assert metrics["loss"] == pytest.approx(2 * divergence, rel=1e-4)
     assert metrics["mean_w"] == 2 and metrics["capped_w"] == 1 and metrics["capped_entries"] == 0
-    assert metrics["entropy"] == pytest.approx(float(torch.distributions.Categorical(logits=student).entropy().mean()), rel=1e-4)
+    entropy = torch.distributions.Categorical(logits=student).entropy().mean()
+    assert metrics["entropy"] == pytest.approx(float(entropy), rel=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -214,7 +226,7 @@ def saved_bytes(policy, tokens):
 @pytest.mark.parametrize("every", [0, 1, 2])
 @pytest.mark.parametrize("architecture", ["qwen3", "olmo3"])
 def test_activations_are_those_of_the_budget(tmp_path, architecture, every):
-    """What autograd saves of a bfloat16 forward pass grows by the budget's bytes a token, but for the ends of the model."""
+    """What autograd saves of a bfloat16 forward pass grows by the budget's bytes a token, the model's ends apart."""
     policy = toy_policy(make_model(tmp_path / architecture, architecture=architecture), every, "bfloat16")
     measured = (saved_bytes(policy, 512) - saved_bytes(policy, 256)) / 256
     config = policy.model.config
@@ -222,13 +234,16 @@ def test_activations_are_those_of_the_budget(tmp_path, architecture, every):
     assert (b - a) / 256 == pytest.approx(measured, abs=8 * config.hidden_size)  # the last norm and the embedding
 
 
+QWEN3_8B = dict(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
+                num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False)
+
+
 def test_budget_of_the_papers_models():
     """One H200, the paper's sizes: 8,192 response tokens, micro-batches of 16,384."""
     from transformers import Olmo3Config, Qwen3Config
-    qwen = Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-                       num_key_value_heads=8, head_dim=128, tie_word_embeddings=False)
-    olmo = Olmo3Config(vocab_size=100278, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
-                       num_key_value_heads=32, tie_word_embeddings=False)
+    qwen = Qwen3Config(**QWEN3_8B)
+    olmo = Olmo3Config(vocab_size=100278, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+                       num_attention_heads=32, num_key_value_heads=32, tie_word_embeddings=False)
     for config, weights, per_token in ((qwen, 8.19e9, 222e3 * 36), (olmo, 7.30e9, 237e3 * 32)):
         parts = training.memory_budget(config, 16384, 8192, 0)
         assert parts["weights"] == pytest.approx(2 * weights, rel=0.01)
@@ -248,14 +263,13 @@ def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, ev
     """Qwen3-8B on one H200: what the flags of the README leave room for."""
     import argparse
     from transformers import Qwen3Config
-    Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-                num_key_value_heads=8, head_dim=128, tie_word_embeddings=False).save_pretrained(tmp_path)
+    Qwen3Config(**QWEN3_8B).save_pretrained(tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: argparse.Namespace(total_memory=139.8 * 2**30))
     args = argparse.Namespace(micro_tokens=16384, grad_checkpoint_every=every)
     settings = engine.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, gpu_memory, None, 1, 1)
     if fits:
         return training.check_memory(args, settings, [200, 500])
-    with pytest.raises(data.BadInput, match=r"needs 1\d\d\.\d GiB and the GPU has 139.8 .*--grad-checkpoint-every 1, or smaller --gpu-memory"):
+    with pytest.raises(data.BadInput, match=r"needs 1\d\d\.\d GiB and the GPU has 139\.8 .*--grad-checkpoint-every 1"):
         training.check_memory(args, settings, [200, 500])
 
 
@@ -267,14 +281,15 @@ def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, ev
 def cplus(tmp_path_factory, toy_model):
     """A run's cplus.jsonl and rollouts.jsonl: problems a and b, on the toy model."""
     folder = tmp_path_factory.mktemp("explored")
-    for name, records in (("cplus", [cplus_line(r, model=toy_model) for r in ROLLOUTS if r["reward"]]), ("rollouts", ROLLOUTS)):
+    lines = [cplus_line(r, model=toy_model) for r in ROLLOUTS if r["reward"]]
+    for name, records in (("cplus", lines), ("rollouts", ROLLOUTS)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return str(folder / "cplus.jsonl")
 
 
 def flags(cplus, out, steps=5, *more):
-    return ["--cplus", cplus, "--out", str(out), "--steps", str(steps), "--batch", "3", "--lr", "1e-2", "--micro-tokens", "150",
-            "--grad-checkpoint-every", "0", *more]
+    return ["--cplus", cplus, "--out", str(out), "--steps", str(steps), "--batch", "3", "--lr", "1e-2",
+            "--micro-tokens", "150", "--grad-checkpoint-every", "0", *more]
 
 
 @pytest.fixture
@@ -303,12 +318,13 @@ def untimed(path):
     return [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in data.read_jsonl(str(path))]
 
 
-def assert_same_run(out, whole, steps=5):
+def assert_same_run(out, whole):
     found, expected = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (out, whole))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     for name in ("distill.jsonl", "samples.jsonl"):
         assert untimed(out / name) == untimed(whole / name)
-    assert sorted(os.listdir(out / "adapter")) == ["adapter_config.json", "adapter_model.safetensors", f"step_{steps - 1}", f"step_{steps}"]
+    kept = sorted(os.listdir(out / "adapter"))
+    assert kept == ["adapter_config.json", "adapter_model.safetensors", "step_4", "step_5"]
 
 
 def test_a_run(undisturbed, toy_model):
@@ -316,7 +332,8 @@ def test_a_run(undisturbed, toy_model):
     steps, samples = (data.read_jsonl(str(undisturbed / name)) for name in ("distill.jsonl", "samples.jsonl"))
     drawn = [("ab"[i], k) for step in range(1, 6) for i, k in distill.batch_indices(step, 3, 2, 1)]
     assert [s["step"] for s in steps] == [1, 2, 3, 4, 5]
-    assert [(s["problem"], s["occurrence"]) for s in samples] == drawn and [s["step"] for s in samples] == [1 + i // 3 for i in range(15)]
+    assert [(s["problem"], s["occurrence"]) for s in samples] == drawn
+    assert [s["step"] for s in samples] == [1 + i // 3 for i in range(15)]
     for s in samples:
         context = distill.draw_context(PROBLEMS[s["problem"]], 1, s["step"], s["problem"], s["occurrence"])
         student = ScriptedStudent()
@@ -327,7 +344,8 @@ def test_a_run(undisturbed, toy_model):
     assert len({s["seed"] for s in samples}) == 15
     for step in steps:
         own = [s for s in samples if s["step"] == step["step"]]
-        assert step["response_tokens"] == sum(s["completion_tokens"] for s in own) and step["length"] == step["response_tokens"] / 3
+        assert step["response_tokens"] == sum(s["completion_tokens"] for s in own)
+        assert step["length"] == pytest.approx(step["response_tokens"] / 3)
         assert step["teacher_tokens"] == sum(s["context_tokens"] + s["completion_tokens"] for s in own)
     kept = json.loads((undisturbed / "distill.json").read_text())
     assert kept["settings"]["steps"] == 5 and kept["settings"]["tau"] == "inf" and kept["result"]["steps"] == 5
@@ -355,8 +373,10 @@ class Killed(SystemExit):
 
 def fail(where, step, monkeypatch):
     """The run is killed at `where` of update step `step` (from the first of the run)."""
-    module, name, after = {"sampled": (distill, "update", False), "updated": (distill, "update", True), "journalled": (training, "save", False),
-                           "written": (training, "publish", False), "saved": (training, "save", True)}[where]
+    module, name, after = {
+        "sampled": (distill, "update", False), "updated": (distill, "update", True),
+        "journalled": (training, "save", False), "written": (training, "publish", False),
+        "saved": (training, "save", True)}[where]
     real, state = getattr(module, name), {}
 
     def failing(*args, **kwargs):
@@ -374,7 +394,7 @@ def fail(where, step, monkeypatch):
 
 @pytest.mark.parametrize("where", ["sampled", "updated", "journalled", "written", "saved"])
 def test_killed_at_each_step_and_resumed(cplus, tmp_path, scripted, undisturbed, where):
-    """Killed at step 1, gone on with, killed at step 2, and so on to 5, with a line torn besides: the same run in the end."""
+    """Killed at step 1, gone on with, killed at step 2, and so on to 5, with a line torn besides: the same run."""
     out = tmp_path / "out"
     for step in range(1, 6):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
@@ -406,7 +426,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(cplus, tmp_path, script
             real(path, bytes(content)[:10])
             raise OSError(28, "No space left on device")
         real(path, content)
-    with monkeypatch.context() as patch, pytest.raises(data.BadInput, match="No space left on device.*goes on after step 2"):
+    with monkeypatch.context() as patch, pytest.raises(data.BadInput, match="No space left.*goes on after step 2"):
         patch.setattr(training, "write", full)
         distill.main(flags(cplus, out))
     distill.main(flags(cplus, out))
@@ -414,10 +434,14 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(cplus, tmp_path, script
 
 
 def test_an_interrupt_keeps_the_steps(cplus, tmp_path, scripted, undisturbed, monkeypatch, capsys):
-    out = tmp_path / "out"
+    out, real = tmp_path / "out", distill.update
+
+    def interrupted(*args, **kwargs):
+        if (out / "adapter" / "step_2").exists():
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        real = distill.update
-        patch.setattr(distill, "update", lambda *a, **k: real(*a, **k) if not (out / "adapter" / "step_2").exists() else (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(distill, "update", interrupted)
         distill.main(flags(cplus, out))
     assert stop.value.code == 130 and "the same command goes on" in capsys.readouterr().err
     distill.main(flags(cplus, out))
@@ -425,9 +449,11 @@ def test_an_interrupt_keeps_the_steps(cplus, tmp_path, scripted, undisturbed, mo
 
 
 @pytest.mark.parametrize("more,sentence", [
-    (["--seed", "2"], "seed = 1, not 2"), (["--lr", "1e-3"], "lr = 0.01, not 0.001"), (["--tau", "0.5"], "tau = inf, not 0.5"),
+    (["--seed", "2"], "seed = 1, not 2"), (["--lr", "1e-3"], "lr = 0.01, not 0.001"),
+    (["--tau", "0.5"], "tau = inf, not 0.5"),
     (["--divergence", "jsd"], "divergence = reverse_kl"), (["--traces", "random"], "traces = success"),
-    (["--batch", "4"], "batch = 3, not 4"), (["--steps", "4"], "steps = 5, not 4.*may only grow"), (["--max-tokens", "9"], "max_tokens = 20")])
+    (["--batch", "4"], "batch = 3, not 4"), (["--steps", "4"], "steps = 5, not 4.*may only grow"),
+    (["--max-tokens", "9"], "max_tokens = 20")])
 def test_changed_settings_are_refused(cplus, undisturbed, scripted, more, sentence):
     before = (undisturbed / "samples.jsonl").read_bytes()
     with pytest.raises(data.BadInput, match=sentence):
@@ -446,7 +472,8 @@ def test_other_contexts_are_refused(cplus, tmp_path, undisturbed, scripted):
 
 
 @pytest.mark.parametrize("more,sentence", [
-    (["--temperature", "0"], "--temperature 0 leaves no distribution"), (["--model", "nowhere"], "neither a folder here"),
+    (["--temperature", "0"], "--temperature 0 leaves no distribution"),
+    (["--model", "nowhere"], "neither a folder here"),
     (["--traces", "failure", "--cplus", "{alone}"], "rollouts.jsonl cannot be read")])
 def test_bad_input(cplus, tmp_path, scripted, more, sentence):
     shutil.copy(cplus, tmp_path / "alone.jsonl")
@@ -455,7 +482,8 @@ def test_bad_input(cplus, tmp_path, scripted, more, sentence):
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
 
 
-@pytest.mark.parametrize("more", [["--lr", "0"], ["--lr", "fast"], ["--tau", "-1"], ["--grad-checkpoint-every", "-1"], ["--batch", "0"], ["--traces", "none"]])
+@pytest.mark.parametrize("more", [["--lr", "0"], ["--lr", "fast"], ["--tau", "-1"], ["--grad-checkpoint-every", "-1"],
+                                  ["--batch", "0"], ["--traces", "none"]])
 def test_bad_flags(cplus, tmp_path, more, capsys):
     with pytest.raises(SystemExit) as stop:
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
@@ -467,7 +495,10 @@ def test_bad_flags(cplus, tmp_path, more, capsys):
     ({"model": "other"}, "mixes benches or models"), ({"step": None}, "line 5 has no step")])
 def test_bad_contexts(cplus, tmp_path, line, sentence):
     """Nothing to learn from, two benches or models in one file, a field that is not there."""
-    lines = data.read_jsonl(cplus) + [{k: v for k, v in cplus_line(ROLLOUTS[0], **line).items() if v is not None}] if line else []
+    lines = []
+    if line:
+        fifth = {k: v for k, v in cplus_line(ROLLOUTS[0], **line).items() if v is not None}
+        lines = data.read_jsonl(cplus) + [fifth]
     (tmp_path / "cplus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
     with pytest.raises(data.BadInput, match=sentence):
         distill.read_cplus(tmp_path / "cplus.jsonl")
@@ -498,14 +529,16 @@ def test_the_other_traces_run(cplus, tmp_path, scripted, traces):
 
 
 def test_the_whole_with_its_own_engine_and_merged(cplus, tmp_path, toy_model):
-    """No script: the student samples from the adapter of the step before. The merged model is the model with its adapter."""
+    """No script: the student samples from the adapter of the step before. The merged model is the adapted one."""
     out = tmp_path / "out"
     distill.main(flags(cplus, out, 2, "--merge", "--max-tokens", "12"))
-    assert all(abs(s["mean_w"] - 1) < 1e-3 for s in data.read_jsonl(str(out / "distill.jsonl")))  # policy = mu: the right adapter
+    for step in data.read_jsonl(str(out / "distill.jsonl")):
+        assert step["mean_w"] == pytest.approx(1, abs=1e-3)  # policy = mu: the engine had the right adapter
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     ids = torch.arange(40)[None]
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(toy_model), str(out / "adapter"))(ids).logits
+    base = AutoModelForCausalLM.from_pretrained(toy_model)
+    adapted = PeftModel.from_pretrained(base, str(out / "adapter"))(ids).logits
     merged = AutoModelForCausalLM.from_pretrained(out / "merged")(ids).logits
     assert torch.allclose(merged, adapted, atol=1e-4) and AutoTokenizer.from_pretrained(out / "merged").chat_template
 
@@ -516,14 +549,16 @@ def test_the_whole_with_its_own_engine_and_merged(cplus, tmp_path, toy_model):
 
 def torchrun(ranks, *argv):
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    return subprocess.run([*launcher, *map(str, argv)], capture_output=True, text=True, cwd=root, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_each_rank_sees_one_gpu(monkeypatch):
     """Before CUDA starts: the rank's own of the GPUs that the job may use; more ranks than GPUs are refused."""
     begun = []
-    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "3,5,6,7"}.items():
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4",
+                        "CUDA_VISIBLE_DEVICES": "3,5,6,7"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(training.dist, "init_process_group", begun.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -531,13 +566,14 @@ def test_each_rank_sees_one_gpu(monkeypatch):
         training.join_ranks()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     training.join_ranks()
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6" and os.environ["LOCAL_RANK"] == "0" and begun == ["cpu:gloo,cuda:nccl"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6" and os.environ["LOCAL_RANK"] == "0"
+    assert begun == ["cpu:gloo,cuda:nccl"]
 
 
 def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
-    """Shares of unlike size and empty ones, heads tied and untied, with and without checkpointing: the gradient of one process.
+    """Shares of unlike size and empty, heads tied and untied, checkpointed or not: the gradient of one process.
 
-    The same run goes on 2 ranks, on 3 and on a single process: the adapter of one process, and each step and sample once.
+    The same run goes on 2 ranks, on 3 and on one process: the adapter of one process, and each step and sample once.
     """
     expected = {}
     for architecture in ("qwen3", "olmo3"):
@@ -560,7 +596,7 @@ def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
 
 
 def test_bad_input_under_torchrun(cplus, tmp_path):
-    """What rank 0 alone meets ends both ranks with one sentence and exit status 2; what follows is torchrun's own report."""
+    """What rank 0 alone meets ends both ranks with one sentence and exit status 2; torchrun's own report follows."""
     with runs.hold(str(tmp_path / "out")):
         result = torchrun(2, "distill.py", *flags(cplus, tmp_path / "out"))
     assert result.returncode != 0 and result.stderr.count("another run holds the folder") == 1
