@@ -12,6 +12,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import execution
 import sandbox
 
 MEMORY_BYTES = 4 << 30
@@ -58,7 +59,8 @@ def reference(problem):
     """-> (expected outputs, seconds that each took), from the cache folder if this Python has computed them before."""
     plus = problem.tests["plus"]
     inputs = [[sandbox.encode(arg) for arg in args] for args in plus["inputs"]]
-    key = json.dumps([plus["canonical_solution"], plus["entry_point"], inputs, list(problem.imports), sys.version_info[:2]])
+    key = json.dumps([plus["canonical_solution"], plus["entry_point"], inputs, list(problem.imports), execution.LONG,
+                      sys.version_info[:2]])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leaf" / "mbpp"
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     with locks_lock:
