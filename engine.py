@@ -383,12 +383,14 @@ def draw(logits, rows):
 
 
 # vLLM's processes outlive a parent that is killed, and on a GPU they would hold its memory. This program notes four times a
-# second which processes descend from its parent, and when the parent is gone, however that came, it kills them. It leaves
-# multiprocessing's resource tracker alone, which frees the shared memory and then ends by itself.
+# second which processes descend from its parent, and when the parent is gone, however that came, it kills them. Those that were
+# started too late to be noted still have the environment that they were given, with ENGINE_OF (vLLM overwrites it with a title
+# later). It leaves multiprocessing's resource tracker alone, which frees the shared memory and then ends by itself.
 WATCHDOG = r'''
 import os, signal, sys, time
-parent, family = int(sys.argv[1]), {}
-while True:
+parent, family, quiet = int(sys.argv[1]), {}, 0
+mark = f"ENGINE_OF={parent}".encode()
+while quiet < 50:  # scans without any
     alive, processes = os.getppid() == parent, {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -399,6 +401,14 @@ while True:
         if state != "Z":
             processes[int(pid)] = int(ppid), fields[17]  # with its start time: a pid may come again
     family = {pid: start for pid, start in family.items() if pid in processes and processes[pid][1] == start}
+    if not alive:
+        for pid, (_, start) in processes.items():
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as environ:
+                    if mark in environ.read().split(bytes(1)):
+                        family[pid] = start
+            except OSError:  # it has just ended, or is another user's
+                pass
     found = True
     while found:
         found = {pid: start for pid, (ppid, start) in processes.items() if pid not in family and pid != os.getpid()
@@ -414,8 +424,7 @@ while True:
                         os.kill(pid, signal.SIGKILL)
             except OSError:
                 pass
-        if not family:
-            break
+        quiet = 0 if family else quiet + 1
     time.sleep(0.25 if alive else 0.02)
 '''
 
@@ -437,6 +446,7 @@ def engine_environment():
     for name in list(os.environ):
         if name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             del os.environ[name]
+    os.environ["ENGINE_OF"] = str(os.getpid())  # the watchdog knows them by it
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     multiprocessing.resource_tracker.ensure_running()  # now: Python unblocks SIGINT when it starts it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

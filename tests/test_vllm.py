@@ -1,5 +1,6 @@
 """The real vLLM: what it samples is what the trainer's forward says, adapters are swapped for sure, nothing outlives a run."""
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -288,6 +289,25 @@ time.sleep(60)
     parent.wait()
     assert len(seen) == 4
     assert_gone(seen)
+
+
+def test_watchdog_knows_a_process_just_started(tmp_path):
+    """Killed at once after it started a child: no scan can have noted the child, but its environment tells whose it is."""
+    script = tmp_path / "parent.py"
+    script.write_text("""
+import os, signal, subprocess, sys, time
+import engine
+engine.start_watchdog()
+time.sleep(1)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True,
+                         env={**os.environ, "ENGINE_OF": str(os.getpid())})
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+    parent = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    child = int(parent.stdout)
+    with contextlib.suppress(FileNotFoundError):  # it has ended already
+        assert_gone({child: pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[19]})
 
 
 def command(script, *arguments):
