@@ -315,12 +315,12 @@ def test_earlier_steps_are_admitted_first(monkeypatch, tmp_path):
 
 
 def test_real_kills(toy_model, tmp_path):
-    """The script itself, killed twice (kill -9) and stopped once (Ctrl-C) in the middle: every (problem, step) once."""
+    """The script itself, killed three times (kill -9) and stopped once (Ctrl-C) in the middle: every (problem, step) once."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     command = [sys.executable, os.path.join(root, "explore.py"), "--bench", write_bench(tmp_path / "bench.jsonl", 12), "--model", toy_model,
                "--engine", "hf", "--max-tokens", "150", "--out", str(tmp_path / "out")]
     path, lines = tmp_path / "out" / "rollouts.jsonl", 0
-    for stop in (signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
+    for stop in (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < lines + 20):
             time.sleep(0.01)
