@@ -242,10 +242,14 @@ def test_values_come_back_as_they_are(kind):
 # ---- The helper ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_next_test_starts_when_it_is_asked_for(kind):
-    outcomes = sandbox.run_scripts("print(input())", ["a", "b"], 5)
-    assert next(outcomes).stdout == "a\n"
+def test_the_rest_is_dropped_with_the_iterator(kind):
+    outcomes = sandbox.run_scripts("import time\nprint(time.sleep(float(input())))", ["0", "63.9", "0"], 100)
+    assert next(outcomes).stdout == "None\n"
+    start = time.monotonic()
     outcomes.close()
+    assert run("print(input())", "x" * 3_000_000).stdout == "x" * 3_000_000 + "\n" and time.monotonic() - start < 30
+    large = sandbox.run_scripts("print(input() * 2)", ["y" * 4_000_000, "z" * 40_000, "w" * 4_000_000], 5)
+    assert [len(outcome.stdout) for outcome in large] == [8_000_001, 80_001, 8_000_001]
 
 
 def test_a_helper_that_dies_is_replaced(kind):
