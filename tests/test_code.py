@@ -1,6 +1,10 @@
 """The verdict of a program: extraction, LiveCodeBench's comparison, every shape of feedback, asserts judged apart."""
+from pathlib import Path
+
 import pytest
 
+import data
+import evalplus
 import programs
 import sandbox
 import verifiers
@@ -245,3 +249,121 @@ def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
 
     monkeypatch.setattr(sandbox, "run_scripts", fail)
     assert verdict(ADD, ADD_TESTS) == verifiers.Verdict(0, 0, "", None, "the sandbox gave no answer")
+
+
+# ---- LiveCodeBench and MBPP+ ------------------------------------------------------------------------------------------------
+
+DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+has_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data sets in ../shared/data")
+READ = "import sys\nread = iter(sys.stdin.read().split()).__next__\nfor _ in range(int(read())):\n    "
+LCB = {  # right programs: scripts, and bodies of the method of the starter code
+    "1873_A": READ + "print('YES' if sum(a != b for a, b in zip(read(), 'abc')) < 3 else 'NO')",
+    "1873_B": READ + "import math\n    xs = sorted(int(read()) for _ in range(int(read())))\n    xs[0] += 1\n    print(math.prod(xs))",
+    "1873_D": READ + "n, k, s, i, count = int(read()), int(read()), read(), 0, 0\n    while i < n:\n"
+              "        i, count = (i + k, count + 1) if s[i] == 'B' else (i + 1, count)\n    print(count)",
+    "1883_B": READ + "n, k, s = int(read()), int(read()), read()\n"
+              "    print('YES' if sum(s.count(c) % 2 for c in set(s)) - 1 <= k else 'NO')",
+    "1883_C": READ + "n, k = int(read()), int(read())\n    xs = [int(read()) for _ in range(n)]\n    best = min(-x % k for x in xs)\n"
+              "    print(min(best, max(0, 2 - sum(x % 2 == 0 for x in xs))) if k == 4 else best)",
+    "1899_A": READ + "print('First' if int(read()) % 3 else 'Second')",
+    "1899_B": READ + "n = int(read())\n    xs = [int(read()) for _ in range(n)]\n    best = 0\n    for k in range(1, n + 1):\n"
+              "        if n % k == 0:\n            sums = [sum(xs[i:i + k]) for i in range(0, n, k)]\n"
+              "            best = max(best, max(sums) - min(sums))\n    print(best)",
+    "1899_C": READ + "xs = [int(read()) for _ in range(int(read()))]\n    run = best = xs[0]\n    for a, b in zip(xs, xs[1:]):\n"
+              "        run = max(run, 0) + b if (a - b) % 2 else b\n        best = max(best, run)\n    print(best)",
+    "1899_D": READ + "from collections import Counter\n    c = Counter(int(read()) for _ in range(int(read())))\n"
+              "    print(sum(v * (v - 1) // 2 for v in c.values()) + c[1] * c[2])",
+    "abc301_a": "n, s = int(input()), input()\nt, a = s.count('T'), s.count('A')\n"
+                "print('T' if t > a or t == a and s[-1] == 'A' else 'A')",
+    "2727": "return sum(int(d[11:13]) > 60 for d in details)",
+    "2728": "return sum(map(max, zip(*map(sorted, nums))))",
+    "2730": "return max(reduce(lambda a, b: a | b, nums[:i] + nums[i + 1:], x << k) for i, x in enumerate(nums))",
+    "2754": "return max(prod(c) for n in range(1, len(nums) + 1) for c in combinations(nums, n))",
+    "2755": "@cache\n        def f(i):\n            return 0 if i == len(s) else min([1 + f(i + 1)] + "
+            "[f(i + len(w)) for w in dictionary if s.startswith(w, i)])\n        return f(0)",
+    "2756": "a, b = sorted(prices)[:2]\n        return money - a - b if a + b <= money else money",
+    "2757": "return sum(min_sum <= sum(map(int, str(n))) <= max_sum for n in range(int(num1), int(num2) + 1)) % (10**9 + 7)",
+    "2777": "return [len(set(nums[:i + 1])) - len(set(nums[i + 1:])) for i in range(len(nums))]",
+    "2779": "xs, out = [0] * n, []\n        for i, c in queries:\n            xs[i] = c\n"
+            "            out.append(sum(a == b != 0 for a, b in pairwise(xs)))\n        return tuple(out)",
+    "2784": "return sum(max(c) ** 2 * min(c) for n in range(1, len(nums) + 1) for c in combinations(nums, n)) % (10**9 + 7)"}
+
+
+@has_data
+def test_livecodebench_rows():
+    for name in "lcb_real_full_row", "lcb_derived_fixture":
+        for _, row in data.rows(DATA / f"{name}.jsonl"):
+            function, pairs, kinds = data.lcb_tests(row)
+            given = problem(pairs, pairs, kinds.pop(), function, starter_code=row["starter_code"])
+            right = row["starter_code"] + LCB[row["question_id"]]
+            wrong = row["starter_code"] + "return None" if function else right + "\nprint(0)"
+            assert verifiers.verify(given, f"```python\n{right}\n```").correct == 1, row["question_id"]
+            assert verifiers.verify(given, f"```python\n{wrong}\n```").reward == 0, row["question_id"]
+
+
+def plus_problem(reference, inputs, name="f", atol=0):
+    given = problem(["assert True"], kind="assert")
+    given.tests["plus"] = {"entry_point": name, "canonical_solution": reference, "inputs": inputs, "atol": atol}
+    return given
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("reference, answer, passes", [
+    ("0.1 + 0.2 + x", "0.3 + x", True), ("0.3", "0.301", False), ("[0.5, 0.25]", "[0.5000001, 0.25]", True),
+    ("[0.5]", "(0.5,)", False), ("[0.5]", "[0.5, 0.5]", False), ("[0.5, 1]", "[0.5000001, 1]", False), ("[]", "[]", True),
+    ("float('inf')", "float('inf')", True), ("0.5", "float('nan')", False), ("1", "True", True), ("[1]", "(1,)", False),
+    ("[[0.5]]", "[[0.5000001]]", False), ("{1, 2}", "{2, 1}", True), ("None", "None", True), ("'a'", "E('b')", False),
+    ("list('ab') * 4000", "list('ab') * 4000", True), ("list('ab') * 4000", "list('ab') * 3999 + ['a', 'c']", False),
+    ("[(1, 2)]", "[(1, 2)]", True), ("[(1, 2)]", "[[1, 2]]", False), ("x", "1 / x", False), ("x", "x if x else exit()", False)])
+def test_plus_inputs_compare_as_evalplus_does(cache, reference, answer, passes):
+    given = plus_problem(f"def f(x):\n    return {reference}", [[1], [0]])
+    program = f"class E(str):\n    __eq__ = lambda *a: True\n    __hash__ = str.__hash__\ndef f(x):\n    return {answer}"
+    assert evalplus.passes(given, program) is passes
+
+
+def test_plus_tolerance_stays_once_raised(cache):
+    reference = "def f(x):\n    return x"
+    near = "def f(x):\n    return x + 1e-7 if x == 2 else x"
+    assert evalplus.passes(plus_problem(reference, [[0.5], [2.0]]), near)
+    assert not evalplus.passes(plus_problem(reference, [[2], [0.5]]), near)  # an int, before any float
+    assert evalplus.passes(plus_problem(reference, [[2.0]], atol=1e-4), "def f(x):\n    return x + 1e-5")
+
+
+def test_plus_oracles(cache):
+    assert evalplus.same("similar_elements", [], (2, 1), (1, 2), 0) and not evalplus.same("f", [], (2, 1), (1, 2), 0)
+    assert not evalplus.same("Diff", [], [[1]], [1], 0) and not evalplus.same("Diff", [], None, [1], 0)
+    assert evalplus.same("check_str", [], sandbox.Opaque("<re.Match>"), True, 0)
+    assert [evalplus.same("check_str", [], output, right, 0) for output in (True, False, None) for right in (True, False)] == [
+        True, False, False, True, False, True]
+    assert evalplus.same("surface_Area", [3, 4], 35, 33, 0) and not evalplus.same("surface_Area", [3, 4], 34, 33, 0)
+    assert evalplus.same("digit_distance_nums", [1, 23], 4, 1, 0) and not evalplus.same("digit_distance_nums", [1, 23], 5, 1, 0)
+
+
+def test_plus_runs_all_inputs_in_one_process_and_keeps_the_reference(cache):
+    given = plus_problem("def f(x):\n    return x", [[n] for n in range(50)])
+    assert evalplus.passes(given, "n = -1\ndef f(x):\n    global n\n    n += 1\n    return n")
+    assert len(list(cache.rglob("*.json"))) == 1
+    next(cache.rglob("*.json")).write_text("[[1")  # cut off by a crash
+    assert evalplus.passes(given, "def f(x):\n    return x")
+    assert not evalplus.passes(given, "import os\ndef f(x):\n    return x if x < 49 else os._exit(0)")
+    assert evalplus.passes(plus_problem("def f(x):\n    return x", []), "anything")
+    broken = verifiers.verify(plus_problem("def g(x):\n    return x", [[1]]), "```\ndef f(x):\n    return x\n```")
+    assert (broken.reward, broken.correct) == (0, 0) and "the reference solution does not run here" in broken.fault
+    right = verifiers.verify(given, "```\ndef f(x):\n    return x\n```")
+    wrong = verifiers.verify(given, "```\ndef f(x):\n    return x if x != 25 else None\n```")
+    assert (right.reward, right.correct, wrong.reward, wrong.correct) == (1, 1, 1, 0)
+    assert wrong.feedback == "All public asserts passed."
+
+
+@has_data
+def test_some_tasks_of_mbpp_plus(cache):
+    for given in data.load("mbpp", path=DATA, limit=15):
+        name, reference = given.tests["plus"]["entry_point"], given.tests["plus"]["canonical_solution"]
+        changed = f"{reference}\nright = {name}\ndef {name}(*args):\n    return 0 if right(*args) is None else None"
+        verdicts = [verifiers.verify(given, f"```python\n{program}\n```") for program in (reference, changed)]
+        assert [(verdict.reward, verdict.correct) for verdict in verdicts] == [(1, 1), (0, 0)], given.id
