@@ -298,9 +298,9 @@ def test_watchdog_knows_a_process_just_started(tmp_path):
 import os, signal, subprocess, sys, time
 import engine
 engine.start_watchdog()
-time.sleep(1)
+time.sleep(1.15)  # between two scans
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True,
-                         env={**os.environ, "ENGINE_OF": str(os.getpid())})
+                         stdout=subprocess.DEVNULL, env={**os.environ, "ENGINE_OF": str(os.getpid())})
 print(child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """)
