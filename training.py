@@ -1,6 +1,7 @@
 """The policy as it is trained: a frozen model with a LoRA adapter, sharded over the ranks of torchrun (FSDP2), its
 checkpoints and its memory. The method itself is in distill.py.
 """
+import atexit
 import contextlib
 import dataclasses
 import importlib.util
@@ -44,6 +45,12 @@ def join_ranks():
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[local]  # CUDA reads it at its first use, later
         os.environ["LOCAL_RANK"] = "0"                                  # among the GPUs that this rank sees
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo")   # objects and metrics go through the CPUs
+    atexit.register(leave_ranks)  # however this rank ends: gloo's threads abort a process that keeps them to its end
+
+
+def leave_ranks():
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def gathered(values):

@@ -556,7 +556,8 @@ def torchrun(ranks, *argv):
 
 def test_each_rank_sees_one_gpu(monkeypatch):
     """Before CUDA starts: the rank's own of the GPUs that the job may use; more ranks than GPUs are refused."""
-    begun = []
+    begun, at_exit = [], []
+    monkeypatch.setattr(training.atexit, "register", at_exit.append)
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4",
                         "CUDA_VISIBLE_DEVICES": "3,5,6,7"}.items():
         monkeypatch.setenv(name, value)
@@ -568,6 +569,8 @@ def test_each_rank_sees_one_gpu(monkeypatch):
     training.join_ranks()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6" and os.environ["LOCAL_RANK"] == "0"
     assert begun == ["cpu:gloo,cuda:nccl"]
+    # A rank that ends without leaving its group was aborted by gloo's threads in 13 of 30 trials, after a good run too.
+    assert at_exit == [training.leave_ranks]
 
 
 def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
