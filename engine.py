@@ -2,7 +2,7 @@
 
     sample = await engine.sample(prompt_token_ids, seed=..., max_tokens=..., temperature=..., top_p=..., adapter=None)
 
-Two engines answer it. `VLLMEngine` is vLLM's continuous batching (App. B.4, C.5). `HFEngine` is a small continuous-batching
+Two engines answer it. `VLLMEngine` (vllm_engine.py) is vLLM's continuous batching (App. B.4, C.5). `HFEngine` is a small continuous-batching
 loop over transformers, for machines without vLLM: a finished sequence leaves the batch and a waiting one takes its slot.
 
 Both return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
@@ -10,19 +10,11 @@ Both return the log-probability that a token was really drawn with, that is afte
 import argparse
 import asyncio
 import concurrent.futures
-import contextlib
-import functools
 import hashlib
 import heapq
 import itertools
 import json
-import logging
-import multiprocessing.resource_tracker
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from dataclasses import dataclass
 
@@ -379,243 +371,6 @@ def draw(logits, rows):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# vLLM
-
-
-# vLLM's processes outlive a parent that is killed, and on a GPU they would hold its memory. This program notes four times a
-# second which processes descend from its parent, and when the parent is gone, however that came, it kills them. Those that were
-# started too late to be noted still have the environment that they were given, with ENGINE_OF (vLLM overwrites it with a title
-# later). It leaves multiprocessing's resource tracker alone, which frees the shared memory and then ends by itself.
-WATCHDOG = r'''
-import os, signal, sys, time
-parent, family, quiet = int(sys.argv[1]), {}, 0
-mark = f"ENGINE_OF={parent}".encode()
-while quiet < 50:  # scans without any
-    alive, processes = os.getppid() == parent, {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                state, ppid, *fields = stat.read().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if state != "Z":
-            processes[int(pid)] = int(ppid), fields[17]  # with its start time: a pid may come again
-    family = {pid: start for pid, start in family.items() if pid in processes and processes[pid][1] == start}
-    if not alive:
-        for pid, (_, start) in processes.items():
-            try:
-                with open(f"/proc/{pid}/environ", "rb") as environ:
-                    if mark in environ.read().split(bytes(1)):
-                        family[pid] = start
-            except OSError:  # it has just ended, or is another user's
-                pass
-    found = True
-    while found:
-        found = {pid: start for pid, (ppid, start) in processes.items() if pid not in family and pid != os.getpid()
-                 and (ppid in family or alive and ppid == parent)}
-        family |= found
-    if not alive:
-        for pid in list(family):
-            try:
-                with open(f"/proc/{pid}/cmdline") as cmdline:
-                    if "resource_tracker" in cmdline.read():
-                        del family[pid]
-                    else:
-                        os.kill(pid, signal.SIGKILL)
-            except OSError:
-                pass
-        quiet = 0 if family else quiet + 1
-    time.sleep(0.25 if alive else 0.02)
-'''
-
-
-@functools.cache
-def start_watchdog():
-    """One watchdog for this process; a session of its own keeps Ctrl-C away from it."""
-    return subprocess.Popen([sys.executable, "-I", "-S", "-c", WATCHDOG, str(os.getpid())], start_new_session=True,
-                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-@contextlib.contextmanager
-def engine_environment():
-    """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU, and no Ctrl-C, which is for us to act on."""
-    before = dict(os.environ)
-    if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ["LOCAL_RANK"])]
-    for name in list(os.environ):
-        if name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            del os.environ[name]
-    os.environ["ENGINE_OF"] = str(os.getpid())  # the watchdog knows them by it
-    os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    multiprocessing.resource_tracker.ensure_running()  # now: Python unblocks SIGINT when it starts it
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ.clear()
-        os.environ.update(before)
-
-
-class VLLMEngine(Engine):
-    """vLLM, in processes of its own that end with this one; made and used in one event loop. One adapter, or none, at a time: a
-    request for another waits until all before it are answered (vLLM 0.32.0 on the CPU gives a request without an adapter that
-    of its neighbours in the batch)."""
-
-    MAX_LORA_RANK = 64
-
-    def __init__(self, settings, adapters):
-        begin = time.time()
-        super().__init__(settings)
-        for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}.items():
-            os.environ.setdefault(name, value)
-        try:
-            from vllm import AsyncEngineArgs, SamplingParams
-            from vllm.lora.request import LoRARequest
-            from vllm.platforms import current_platform
-            from vllm.sampling_params import RequestOutputKind
-            from vllm.v1.engine.async_llm import AsyncLLM
-            from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-        except ImportError as error:
-            raise BadInput(f"vLLM cannot be imported ({error}): install requirements.txt, or sample with --engine hf.") from None
-        self.dead, self.lora_request = (EngineDeadError, EngineGenerateError), LoRARequest
-        self.params = functools.partial(  # nothing is left to the model's generation_config.json
-            SamplingParams, top_k=0, min_p=0.0, logprobs=0, flat_logprobs=True, detokenize=False, stop_token_ids=self.stop_ids,
-            output_kind=RequestOutputKind.FINAL_ONLY)
-        cpu = current_platform.is_cpu()
-        self.slots = 128 if cpu else 512  # sequences in flight
-        self.gate, self.idle, self.running = asyncio.Lock(), asyncio.Event(), 0
-        self.idle.set()
-        self.numbers, self.using, self.lora, self.mark = itertools.count(1), None, None, None
-        self.adapters = []  # of all adapters that were taken: {"name", "id", "path", "sha256"}
-        start_watchdog()
-        with engine_environment():
-            self._check_cache(cpu, current_platform)
-            lora = dict(enable_lora=True, max_lora_rank=self.MAX_LORA_RANK, max_loras=1) if adapters else {}
-            try:
-                self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
-                    model=settings.model, dtype=settings.dtype, generation_config="vllm", logprobs_mode="processed_logprobs",
-                    max_model_len=self.window, max_num_seqs=self.slots, enable_prefix_caching=True, scheduling_policy="priority",
-                    # On a CPU a prompt that is cut ends vLLM: torch's generator there cannot be set back after the cut.
-                    enable_chunked_prefill=not cpu, max_num_batched_tokens=max(16384, self.window) if cpu else 16384,
-                    tensor_parallel_size=settings.tensor_parallel, data_parallel_size=settings.data_parallel,
-                    gpu_memory_utilization=settings.gpu_memory, enforce_eager=cpu, disable_log_stats=True, use_tqdm_on_load=False,
-                    **lora))
-            except (RuntimeError, ValueError, OSError) as error:
-                raise BadInput(f"vLLM did not start ({' '.join(str(error).split())}): lines of its own above may say more.") from None
-        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # in this process; an engine that dies is said by EngineDead
-        self.startup_seconds = time.time() - begin
-
-    @classmethod
-    async def start(cls, settings, adapters):
-        """An engine, started in a thread: asyncio hears Ctrl-C meanwhile."""
-        future = asyncio.get_running_loop().create_future()
-
-        def launch():
-            try:
-                result, tell = cls(settings, adapters), future.set_result
-            except BaseException as error:
-                result, tell = error, future.set_exception
-            with contextlib.suppress(RuntimeError):  # the loop is closed when Ctrl-C came first
-                future.get_loop().call_soon_threadsafe(lambda: future.done() or tell(result))
-
-        thread = threading.Thread(target=launch, daemon=True)  # a daemon: vLLM may wait ten minutes for a core that is gone
-        thread.start()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            deadline = time.time() + 15
-            while thread.is_alive() and time.time() < deadline:  # it may be about to start the core
-                for process in multiprocessing.active_children():
-                    if process.name.startswith("EngineCore"):
-                        process.kill()
-                await asyncio.sleep(0.1)
-            raise
-
-    def _check_cache(self, cpu, platform):
-        """Count the parameters, and refuse a window whose keys and values the memory cannot hold. Loads no weights."""
-        config = load(AutoConfig, self.settings.model)
-        with torch.device("meta"):
-            self.parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-        itemsize = getattr(torch, self.settings.dtype).itemsize
-        if cpu:
-            space = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")) * 2**30
-            more = "set VLLM_CPU_KVCACHE_SPACE (GiB) higher"
-        else:
-            share = self.settings.gpu_memory * self.settings.tensor_parallel
-            space = share * platform.get_device_total_memory() - self.parameters * itemsize
-            more = "give the engine more with --gpu-memory or --tensor-parallel"
-        need = self.window * token_bytes(config, itemsize)
-        if need > space:
-            raise BadInput(f"one sequence of {self.window} tokens needs {need / 2**30:.1f} GiB for its keys and values, and "
-                           f"{max(space, 0) / 2**30:.1f} GiB are there: {more}, or take a smaller --max-model-len.")
-
-    async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
-        """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, EngineDead, BadInput (adapter)."""
-        params = self.params(seed=seed, max_tokens=self.room(prompt_token_ids, max_tokens), temperature=temperature, top_p=top_p)
-        try:
-            async with self.gate:  # in order of arrival, so that no request waits for ever
-                if adapter != self.using:
-                    await self.idle.wait()
-                    self.using = adapter
-                lora = None if adapter is None else await self._use_adapter(adapter)
-                self.running += 1
-                self.idle.clear()
-            try:
-                async for output in self.llm.generate({"prompt_token_ids": prompt_token_ids}, params, str(next(self.numbers)),
-                                                      lora_request=lora, priority=priority):
-                    done = output.outputs[0]  # FINAL_ONLY: the only one
-            finally:
-                self.running -= 1
-                if not self.running:
-                    self.idle.set()
-        except self.dead as error:
-            raise EngineDead(f"vLLM's engine is dead ({error.__cause__ or 'its own lines above may say why'}); what is graded "
-                             "is kept, and the same command goes on.") from None
-        if done.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
-            raise EngineDead("vLLM's engine was stopped from outside; what is graded is kept, and the same command goes on.")
-        ids = list(done.token_ids)
-        return Sample(ids, self.tokenizer.decode(ids, skip_special_tokens=True), list(done.logprobs.logprobs), done.finish_reason,
-                      len(prompt_token_ids))
-
-    async def _use_adapter(self, adapter):
-        """The request for an adapter folder. Another one than before takes its place when nothing runs, under a new name and id,
-        and the engine must then hold it alone and no cached keys and values: vLLM keeps both by name."""
-        file = os.path.join(adapter, "adapter_model.safetensors")
-        check_adapter(adapter, self.settings.model)
-        mark = (os.path.realpath(adapter), os.stat(file).st_mtime_ns)
-        if mark == self.mark:
-            return self.lora
-        await self.idle.wait()
-        with open(file, "rb") as weights:
-            digest = hashlib.sha256(weights.read()).hexdigest()
-        number = next(self.numbers)
-        new = self.lora_request(f"{number}-{digest}", number, mark[0])
-        old, self.lora, self.mark = self.lora, None, None
-        try:
-            if old:
-                await self.llm.remove_lora(old.lora_int_id)
-            await self.llm.add_lora(new)
-            held, cleared = set(await self.llm.list_loras()), await self.llm.reset_prefix_cache()
-        except self.dead:
-            raise
-        except Exception as error:  # raised in the engine's process, of any type
-            raise BadInput(f"vLLM did not take the adapter {adapter} ({' '.join(str(error).split())}): is it a LoRA adapter of "
-                           f"rank {self.MAX_LORA_RANK} or less for this model?") from None
-        if held != {number} or not cleared:
-            raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(held)} instead of {number}, and its prefix "
-                           f"cache was{'' if cleared else ' not'} cleared; the same command goes on.")
-        self.adapters.append({"name": new.lora_name, "id": number, "path": mark[0], "sha256": digest})
-        self.lora, self.mark = new, mark
-        return new
-
-    def close(self):
-        self.llm.shutdown(timeout=2)  # seconds until its processes are killed: on a CPU they wait for one another
-        self.llm = None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Command line of every script that samples
 
 
@@ -676,6 +431,10 @@ def describe(s):
 
 async def start(settings, adapters=False):
     """The engine of `settings`, ready to sample; `adapters`: whether requests will name LoRA adapters."""
-    engine = HFEngine(settings, adapters) if settings.engine == "hf" else await VLLMEngine.start(settings, adapters)
+    if settings.engine == "hf":
+        engine = HFEngine(settings, adapters)
+    else:
+        from vllm_engine import VLLMEngine
+        engine = await VLLMEngine.start(settings, adapters)
     engine.parameters = int(MODELS.get(settings.model, {}).get("parameters", engine.parameters))
     return engine

@@ -125,18 +125,18 @@ def truncated(run, sample):
 
 
 def cplus(records):
-    """C+ (Algorithm 1, lines 3 and 12): the records whose contexts it holds, in order of problem and step.
+    """C+ (Algorithm 1, lines 3 and 12): those of `records` whose contexts it holds.
 
-    `records`: {(problem id, step): record}, ordered by problem. A response that equals, to the letter, that of a successful
-    record of a smaller step is left out, whichever was finished first.
+    `records`: in order of problem and step, whatever was finished first. A response that equals, to the letter, that of a
+    successful record of a smaller step is left out.
     """
     seen, kept = set(), []
-    for record in sorted(records.values(), key=lambda r: r["step"]):
-        if record["reward"] == 1 and not record["truncated"] and (record["problem"], record["response"]) not in seen:
-            seen.add((record["problem"], record["response"]))
+    for record in records:
+        said = (record["problem"], record["response"])
+        if record["reward"] == 1 and not record["truncated"] and said not in seen:
+            seen.add(said)
             kept.append(record)
-    order = {problem: i for i, problem in enumerate(dict.fromkeys(problem for problem, _ in records))}
-    return sorted(kept, key=lambda r: (order[r["problem"]], r["step"]))
+    return kept
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -233,10 +233,9 @@ def begin(args, settings, problems):
 
 def write_cplus(path, args, settings, problems, records):
     """cplus.jsonl, whole or not at all. -> the records in it."""
-    ordered = {(p.id, t): records[p.id, t] for p in problems for t in range(1, args.calls + 1) if (p.id, t) in records}
     openings = {p.id: prompts.opening(p, settings.family) for p in problems}
     decoding = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
-    kept = cplus(ordered)
+    kept = cplus(records[p.id, t] for p in problems for t in range(1, args.calls + 1) if (p.id, t) in records)
     with open(path + ".part", "w") as file:
         for r in kept:
             file.write(json.dumps({

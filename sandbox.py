@@ -11,7 +11,8 @@ are read as data (JSON, never pickle), and the caller compares them.
 
 Covered, where the kernel allows user namespaces (Linux 5.12 or newer, x86-64 or ARM):
 - files: the program sees Python, its packages, the system's directories of programs and libraries, and a directory of
-  64 MiB that starts empty in each test and is all that it can write to; no home, no project, no /proc
+  64 MiB that holds itself and its input, is made anew for each test and is all that it can write to; no home, no
+  project, no /proc
 - network: none. Processes: it sees and signals its own only. No rights, no namespaces of its own, few kernel interfaces
 - memory: 1 GiB a process (`memory`), twice that for all its processes; if the machine runs out, the test goes first
 - 64 processes and threads, 256 open files, 32 MiB of output, no core dumps

@@ -8,8 +8,8 @@ distills, evaluates on additions that were never seen, prints one table and draw
 What the model is taught, and so why there is an effect: two styles of adding. The careless one drops the carries and is mostly
 wrong, the careful one works them out and is right. On the plain prompt it is often careless (how often depends on the wording);
 after a revision turn it is more often careful. So a context helps by construction, as a large model's does by nature. What the demo
-shows is that Algorithm 1 exploits that, and that the update moves it into the parameters. The careful style is no longer than the
-careless one here, but a restart step also pays for its draft: the table gives calls and tokens.
+shows is that Algorithm 1 exploits that, and that the update moves it into the parameters. Careful answers are
+longer, and a restart step also pays for its draft: the table gives calls and tokens.
 """
 import argparse
 import json
@@ -39,7 +39,7 @@ SHAPES = {"plain": 0.35, "restart": 0.2, "carry": 0.25, "no-response": 0.08, "la
 ENDINGS = ("So the answer is", "This gives", "The sum is")
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-MAX_TOKENS = 64  # response limit; an answer has about 45
+MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one about 30
 
 
 # ---------------------------------------------------------------------------------------------------------------------

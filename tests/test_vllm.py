@@ -270,8 +270,8 @@ def test_watchdog(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(f"""
 import subprocess, sys, time
-import engine
-engine.start_watchdog()
+import vllm_engine
+vllm_engine.start_watchdog()
 sleeper = [sys.executable, "-c", {sleep!r}]
 subprocess.Popen(sleeper, start_new_session=True)
 subprocess.Popen([sys.executable, "-c", f"import subprocess, time; subprocess.Popen({{sleeper}}); time.sleep(2)"])
@@ -296,8 +296,8 @@ def test_watchdog_knows_a_process_just_started(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text("""
 import os, signal, subprocess, sys, time
-import engine
-engine.start_watchdog()
+import vllm_engine
+vllm_engine.start_watchdog()
 time.sleep(1.15)  # between two scans
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True,
                          stdout=subprocess.DEVNULL, env={**os.environ, "ENGINE_OF": str(os.getpid())})
