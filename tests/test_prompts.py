@@ -23,82 +23,69 @@ SETUP = Problem("i", "mbpp", "Round.", "code", tests=code("assert", ["assert f(1
 SCIENCE = Problem("c", "sciknoweval", "Name the gas.\n\nWhich gas do plants take in?", "judge", reference="CO2",
                   criterion="final_result")
 
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+QWEN_LCB = (
+    "You are a coding expert. You will be given a coding problem, and you need to write a correct Python program "
+    "that matches the specification and passes all tests. The time limit is 1 second. You may start by outlining "
+    "your thought process. In the end, please provide the complete code in a code block enclosed with ``` ```.\n\n")
+QWEN_MBPP = (
+    "You are a coding expert. You will be given a Python programming task and the tests your code must satisfy. "
+    "Write a correct Python program that matches the specification and passes all tests. Keep the function names "
+    "and signatures the tests require. You may start by outlining your thought process. In the end, please "
+    "provide the complete code in a code block enclosed with ``` ```.\n\n")
+OLMO_SYSTEM = {"role": "system", "content": (
+    "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
+    "correct Python program that matches the specification and passes all tests.")}
+OLMO_THINK = (
+    "\n\n### Format:\nProvide CONCISE reasoning on how to arrive at the answer in the <think> </think> tag.\n")
+OLMO_ANSWER = "\n\n### Answer: (use the provided format with backticks)\n\n"
+OLMO_MBPP = (
+    "\n\nProvide CONCISE reasoning on how to arrive at the answer, and make sure to finish the response with the "
+    "following:\n\nHere is the completed function:\n\n```python\n(CODE)\n```\nwhere (CODE) is the code for the "
+    "complete function.")
 OPENINGS = {
-    ("MATH", "qwen3"): [{"role": "user", "content": (
+    ("MATH", "qwen3"): [user(
         "You are a mathematics expert. You will be given a competition mathematics problem. Solve it and give the "
         "final answer. You may start by outlining your thought process. In the end, please put the final answer "
-        "inside \\boxed{}."
-        "\n\nWhat is {a} for a = 1?")}],
-    ("MATH", "olmo3"): [{"role": "user", "content": "What is {a} for a = 1?\n\nPresent the answer in LaTex format: "
-        "\\boxed{Your answer}"}],
-    ("STDIN", "qwen3"): [{"role": "user", "content": (
-        "You are a coding expert. You will be given a coding problem, and you need to write a correct Python program "
-        "that matches the specification and passes all tests. The time limit is 1 second. You may start by outlining "
-        "your thought process. In the end, please provide the complete code in a code block enclosed with ``` ```."
-        "\n\nRead n, print n.\n\nInput\n\nn")}],
-    ("STDIN", "olmo3"): [
-        {"role": "system", "content": "You are an expert Python programmer. You will be given a question (problem "
-            "specification) and will generate a correct Python program that matches the specification and passes all "
-            "tests."},
-        {"role": "user", "content": (
-            "### Question:\nRead n, print n.\n\nInput\n\nn\n\n### Format:\nProvide CONCISE reasoning on how to "
-            "arrive at the answer in the <think> </think> tag.\n"
-            "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on "
-            "the sample inputs). Enclose your code within delimiters as follows. Ensure that when the python program "
-            "runs, it reads the inputs, runs the algorithm and writes output to STDOUT.\n```python\n# YOUR CODE "
-            "HERE\n```"
-            "\n\n### Answer: (use the provided format with backticks)\n\n")}],
-    ("FUNCTIONAL", "qwen3"): [{"role": "user", "content": (
-        "You are a coding expert. You will be given a coding problem, and you need to write a correct Python program "
-        "that matches the specification and passes all tests. The time limit is 1 second. You may start by outlining "
-        "your thought process. In the end, please provide the complete code in a code block enclosed with ``` ```."
-        "\n\nDouble n.\n\nYour solution should have the following signature: ```python\ndef twice(n: int) -> "
-        "int:\n```")}],
-    ("FUNCTIONAL", "olmo3"): [
-        {"role": "system", "content": "You are an expert Python programmer. You will be given a question (problem "
-            "specification) and will generate a correct Python program that matches the specification and passes all "
-            "tests."},
-        {"role": "user", "content": (
-            "### Question:\nDouble n.\n\n### Format:\nProvide CONCISE reasoning on how to arrive at the answer in "
-            "the <think> </think> tag.\n"
-            "You will use the following starter code to write the solution to the problem and enclose your code "
-            "within delimiters.\n```python\nclass Solution:\n    def twice(self, n: int) -> int:\n        \n```"
-            "\n\n### Answer: (use the provided format with backticks)\n\n")}],
-    ("MBPP", "qwen3"): [{"role": "user", "content": (
-        "You are a coding expert. You will be given a Python programming task and the tests your code must satisfy. "
-        "Write a correct Python program that matches the specification and passes all tests. Keep the function names "
-        "and signatures the tests require. You may start by outlining your thought process. In the end, please "
-        "provide the complete code in a code block enclosed with ``` ```."
-        "\n\nWrite a function to double.\n\nYour code should pass these tests:\nassert twice(1) == 2\nassert "
-        "twice(2) == 4\nassert twice(0) == 0")}],
-    ("MBPP", "olmo3"): [{"role": "user", "content": (
-        "Write a function to double.\nimport math\ndef twice(n):\n\nYour code should pass these tests:\nassert "
-        "twice(1) == 2\nassert twice(2) == 4\nassert twice(0) == 0"
-        "\n\nProvide CONCISE reasoning on how to arrive at the answer, and make sure to finish the response with the "
-        "following:\n\nHere is the completed function:\n\n```python\n(CODE)\n```\nwhere (CODE) is the code for the "
-        "complete function.")}],
-    ("SETUP", "qwen3"): [{"role": "user", "content": (
-        "You are a coding expert. You will be given a Python programming task and the tests your code must satisfy. "
-        "Write a correct Python program that matches the specification and passes all tests. Keep the function names "
-        "and signatures the tests require. You may start by outlining your thought process. In the end, please "
-        "provide the complete code in a code block enclosed with ``` ```."
-        "\n\nRound.\n\nYour code should pass these tests:\nassert f(1) == 1\nimport math\nimport re")}],
-    ("SETUP", "olmo3"): [{"role": "user", "content": (
-        "Round.\ndef f(x):\n\nYour code should pass these tests:\nassert f(1) == 1"
-        "\n\nProvide CONCISE reasoning on how to arrive at the answer, and make sure to finish the response with the "
-        "following:\n\nHere is the completed function:\n\n```python\n(CODE)\n```\nwhere (CODE) is the code for the "
-        "complete function.")}],
-    ("SCIENCE", "qwen3"): [{"role": "user", "content": (
+        "inside \\boxed{}.\n\nWhat is {a} for a = 1?")],
+    ("MATH", "olmo3"): [user("What is {a} for a = 1?\n\nPresent the answer in LaTex format: \\boxed{Your answer}")],
+    ("STDIN", "qwen3"): [user(QWEN_LCB + "Read n, print n.\n\nInput\n\nn")],
+    ("STDIN", "olmo3"): [OLMO_SYSTEM, user(
+        "### Question:\nRead n, print n.\n\nInput\n\nn" + OLMO_THINK +
+        "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the "
+        "sample inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs, it "
+        "reads the inputs, runs the algorithm and writes output to STDOUT.\n```python\n# YOUR CODE HERE\n```" +
+        OLMO_ANSWER)],
+    ("FUNCTIONAL", "qwen3"): [user(
+        QWEN_LCB + "Double n.\n\nYour solution should have the following signature: ```python\n"
+        "def twice(n: int) -> int:\n```")],
+    ("FUNCTIONAL", "olmo3"): [OLMO_SYSTEM, user(
+        "### Question:\nDouble n." + OLMO_THINK +
+        "You will use the following starter code to write the solution to the problem and enclose your code within "
+        "delimiters.\n```python\nclass Solution:\n    def twice(self, n: int) -> int:\n        \n```" + OLMO_ANSWER)],
+    ("MBPP", "qwen3"): [user(
+        QWEN_MBPP + "Write a function to double.\n\nYour code should pass these tests:\nassert twice(1) == 2\n"
+        "assert twice(2) == 4\nassert twice(0) == 0")],
+    ("MBPP", "olmo3"): [user(
+        "Write a function to double.\nimport math\ndef twice(n):\n\nYour code should pass these tests:\n"
+        "assert twice(1) == 2\nassert twice(2) == 4\nassert twice(0) == 0" + OLMO_MBPP)],
+    ("SETUP", "qwen3"): [user(
+        QWEN_MBPP + "Round.\n\nYour code should pass these tests:\nassert f(1) == 1\nimport math\nimport re")],
+    ("SETUP", "olmo3"): [user(
+        "Round.\ndef f(x):\n\nYour code should pass these tests:\nassert f(1) == 1" + OLMO_MBPP)],
+    ("SCIENCE", "qwen3"): [user(
         "You are a scientific reasoning expert. You will be given a science task. Reason about it step by step, then "
         "give the final answer. In the end, write \"Final answer:\" followed by your complete final answer, in the "
-        "format the task asks for."
-        "\n\nName the gas.\n\nWhich gas do plants take in?")}],
-    ("SCIENCE", "olmo3"): [{"role": "user", "content": (
+        "format the task asks for.\n\nName the gas.\n\nWhich gas do plants take in?")],
+    ("SCIENCE", "olmo3"): [user(
         "Answer the following science task. Provide CONCISE reasoning for the answer, and make sure to finish the "
-        "response with \"Final answer:\" followed by your complete answer in the format the task asks for."
-        "\n\nTask: Name the gas.\n\nWhich gas do plants take in?"
-        "\n\nAnswer the above task and REMEMBER to finish your response with \"Final answer:\" followed by your "
-        "complete answer.")}],
+        "response with \"Final answer:\" followed by your complete answer in the format the task asks for.\n\n"
+        "Task: Name the gas.\n\nWhich gas do plants take in?\n\nAnswer the above task and REMEMBER to finish your "
+        "response with \"Final answer:\" followed by your complete answer.")],
 }
 CODE_FAILED = (
     "Your previous answer was executed against the public tests. Your previous answer failed the public tests.\nTest "
@@ -234,26 +221,51 @@ def render(tokenizer, messages):
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
 
 
-@pytest.mark.parametrize("name", ["MATH", "STDIN", "FUNCTIONAL", "MBPP", "SCIENCE"])
+END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def dialogue(name, answer, last):
+    """What Qwen3's template makes of a first turn, an answer and a last turn."""
+    return (f"<|im_start|>user\n{OPENINGS[name, 'qwen3'][0]['content']}<|im_end|>\n"
+            f"<|im_start|>assistant\n{answer}<|im_end|>\n<|im_start|>user\n{last}{END}")
+
+
+@pytest.mark.parametrize("name", BLIND)
 def test_qwen_template(qwen3, name):
-    problem, first = globals()[name], OPENINGS[name, "qwen3"][0]["content"]
-    end = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    assert render(qwen3, prompts.opening(problem, "qwen3")) == "<|im_start|>user\n" + first + end
-    dialogue = f"<|im_start|>user\n{first}<|im_end|>\n<|im_start|>assistant\nI say 2.<|im_end|>\n<|im_start|>user\n"
+    problem = globals()[name]
+    first = f"<|im_start|>user\n{OPENINGS[name, 'qwen3'][0]['content']}"
+    assert render(qwen3, prompts.opening(problem, "qwen3")) == first + END
     carry = prompts.carry(problem, "qwen3", "I say 2.", 0, "Test Case 1: {verdict}")
-    assert render(qwen3, carry) == dialogue + CARRY[name] + end
-    assert render(qwen3, prompts.restart(problem, "qwen3", "I say 2.")) == dialogue + BLIND[name] + end
+    assert render(qwen3, carry) == dialogue(name, "I say 2.", CARRY[name])
+    assert render(qwen3, prompts.restart(problem, "qwen3", "I say 2.")) == dialogue(name, "I say 2.", BLIND[name])
+    alone = prompts.carry_without_response(problem, "qwen3", 0, "Test Case 1: {verdict}")
+    assert render(qwen3, alone) == first + "\n\n" + CARRY[name] + END
 
 
-def test_qwen_template_drops_an_answer_up_to_its_think_end(qwen3):
+@pytest.mark.parametrize("name", BLIND)
+@pytest.mark.parametrize("tail, kept", [
+    ("so it is 3.\n</think>\n\nThe answer is \\boxed{2}.", "The answer is \\boxed{2}."),
+    ("<think>3?</think>\nNo.</think>\nIt is 2. ", "It is 2. "),
+    ("so it is 3.\n</think>\n\n", ""),
+])
+def test_qwen_template_drops_an_answer_up_to_its_think_end(qwen3, name, tail, kept):
     """A tail may begin inside a think block: the model's own template removes that part, and we leave it so."""
-    got = render(qwen3, prompts.restart(MATH, "qwen3", "so it is 3.\n</think>\n\nThe answer is \\boxed{2}."))
-    assert "<|im_start|>assistant\nThe answer is \\boxed{2}.<|im_end|>" in got and "so it is 3" not in got
+    problem = globals()[name]
+    assert render(qwen3, prompts.restart(problem, "qwen3", tail)) == dialogue(name, kept, BLIND[name])
+    carry = prompts.carry(problem, "qwen3", tail, 0, "Test Case 1: {verdict}")
+    assert render(qwen3, carry) == dialogue(name, kept, CARRY[name])
 
 
-def test_qwen_tail_cut_inside_a_character(qwen3):
+@pytest.mark.parametrize("name", BLIND)
+def test_qwen_tail_cut_inside_a_character(qwen3, name):
     """The first token of a tail may be the rest of a character: it decodes to U+FFFD and renders as that."""
     ids = qwen3.encode("\U0001f9ee is an abacus")
     tail = qwen3.decode(ids[1:], skip_special_tokens=True)
-    assert tail.startswith("\ufffd") and tail.endswith(" is an abacus")
-    assert f"<|im_start|>assistant\n{tail}<|im_end|>" in render(qwen3, prompts.restart(MATH, "qwen3", tail))
+    assert tail == "\ufffd is an abacus"
+    problem = globals()[name]
+    assert render(qwen3, prompts.restart(problem, "qwen3", tail)) == dialogue(name, tail, BLIND[name])
+    carry = prompts.carry(problem, "qwen3", tail, 0, "Test Case 1: {verdict}")
+    assert render(qwen3, carry) == dialogue(name, tail, CARRY[name])
+    ids = qwen3(dialogue(name, tail, BLIND[name]))["input_ids"]  # the text and the ids that an engine gets are the same
+    assert ids == qwen3.apply_chat_template(prompts.restart(problem, "qwen3", tail), add_generation_prompt=True,
+                                            enable_thinking=False, return_dict=False)
