@@ -166,52 +166,77 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
 # The run
 
 
-async def distill(args, settings, problems, contexts, done, journals):
-    """Lines 13-16: S steps from step done + 1. `journals`: distill.jsonl and samples.jsonl, open (rank 0 only).
+@dataclasses.dataclass
+class Trainer:
+    """What an update needs besides its batch; explore.py has one too, for updates between its steps (App. G.3)."""
+    args: argparse.Namespace       # with the flags of `add_arguments`, and seed, traces
+    settings: engine.Settings
+    sampler: engine.Engine
+    policy: training.Policy
+    optimizer: torch.optim.Optimizer
+    folder: str                    # of the checkpoints
+    done: int                      # the last update that stands there
+    journals: list | None          # distill.jsonl and samples.jsonl, open (rank 0 only)
 
-    Returns the number of GPUs.
-    """
+    def adapter(self):
+        """The folder of the current adapter; None before the first update."""
+        return os.path.join(self.folder, f"step_{self.done}") if self.done else None
+
+
+def start_trainer(args, settings, sampler, openings, folder, done, journals):
+    """The policy as it stands after update `done`; `openings`: the dialogues that will be sampled from."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trainer = Trainer(args, settings, sampler, None, None, folder, done, journals)
+    with training.together():
+        if device.type == "cuda":
+            training.check_memory(args, settings, [len(sampler.encode(messages)) for messages in openings])
+        trainer.policy = training.load_policy(settings, trainer.adapter(), args.seed, args.grad_checkpoint_every,
+                                              device)
+    trainer.optimizer = training.adam(trainer.policy, args.lr)
+    if done:
+        training.restore(trainer.policy, trainer.optimizer, trainer.adapter())
+    return trainer
+
+
+async def train_step(trainer, step, batch, problems, contexts):
+    """Lines 15 and 16 for one batch of (problem id, occurrence); then the checkpoint and the lines of both journals."""
+    begin, args, (rank, world) = time.time(), trainer.args, training.rank_and_world()
+    with training.together():
+        items, lines = await student_samples(                                                       # line 15
+            trainer.sampler, trainer.settings, trainer.adapter(), args.seed, step, batch[rank::world], problems, contexts,
+            args.traces)
+    sampled = time.time()
+    metrics = update(trainer.policy, trainer.optimizer, items, kind=args.divergence, tau=args.tau,  # line 16
+                     budget=args.micro_tokens)
+    lines = training.gathered(lines)
+    lines.sort(key=lambda line: batch.index((line["problem"], line["occurrence"])))
+    metrics = {"step": step, **metrics, "length": float(np.mean([line["completion_tokens"] for line in lines])),
+               "truncated": float(np.mean([line["truncated"] for line in lines])),
+               "student_tokens": sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines),
+               "teacher_tokens": sum(line["context_tokens"] + line["completion_tokens"] for line in lines),
+               "sample_seconds": round(sampled - begin, 3), "train_seconds": round(time.time() - sampled, 3)}
+    with training.together():
+        if rank == 0:
+            for line in lines:
+                runs.append(trainer.journals[1], line)
+            runs.append(trainer.journals[0], metrics)
+            tqdm.write(log_line(metrics))
+    training.save(trainer.policy, trainer.optimizer, trainer.folder, step)
+    trainer.done = step  # the step counts from here on
+
+
+async def distill(args, settings, problems, contexts, done, journals):
+    """Lines 13-16: S steps from step done + 1. Returns the number of GPUs."""
     rank, world = training.rank_and_world()
-    folder = os.path.join(args.out, "adapter")
-    adapter = os.path.join(folder, f"step_{done}") if done else None
     with training.together():
         sampler = await engine.start(settings, adapters=True)
     bar = tqdm(total=args.steps, initial=done, unit="step", disable=None if rank == 0 else True)
     try:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        with training.together():
-            if device.type == "cuda":
-                openings = [len(sampler.encode(lines[0]["opening"])) for lines in problems.values()]
-                training.check_memory(args, settings, openings)
-            policy = training.load_policy(settings, adapter, args.seed, args.grad_checkpoint_every, device)
-        optimizer = training.adam(policy, args.lr)
-        if done:
-            training.restore(policy, optimizer, adapter)
-        names = list(problems)
-        for step in range(done + 1, args.steps + 1):                                           # line 13
-            begin = time.time()
+        openings, names = [lines[0]["opening"] for lines in problems.values()], list(problems)
+        trainer = start_trainer(args, settings, sampler, openings, os.path.join(args.out, "adapter"), done, journals)
+        for step in range(done + 1, args.steps + 1):                                                # line 13
             batch = [(names[i], k) for i, k in batch_indices(step, args.batch, len(names), args.seed)]  # line 14
-            with training.together():
-                items, lines = await student_samples(sampler, settings, adapter, args.seed, step,      # line 15
-                                                     batch[rank::world], problems, contexts, args.traces)
-            sampled = time.time()
-            metrics = update(policy, optimizer, items, kind=args.divergence, tau=args.tau,             # line 16
-                             budget=args.micro_tokens)
-            lines = training.gathered(lines)
-            lines.sort(key=lambda line: batch.index((line["problem"], line["occurrence"])))
-            metrics = {"step": step, **metrics, "length": float(np.mean([line["completion_tokens"] for line in lines])),
-                       "truncated": float(np.mean([line["truncated"] for line in lines])),
-                       "student_tokens": sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines),
-                       "teacher_tokens": sum(line["context_tokens"] + line["completion_tokens"] for line in lines),
-                       "sample_seconds": round(sampled - begin, 3), "train_seconds": round(time.time() - sampled, 3)}
-            with training.together():
-                if rank == 0:
-                    for line in lines:
-                        runs.append(journals[1], line)
-                    runs.append(journals[0], metrics)
-                    tqdm.write(log_line(metrics))
-            training.save(policy, optimizer, folder, step)  # the step counts from here on
-            adapter = os.path.join(folder, f"step_{step}")
+            await train_step(trainer, step, batch, problems, contexts)
             bar.update()
         return sampler.gpus * world
     finally:
@@ -286,23 +311,40 @@ def above_zero(text):
     return float(text)
 
 
+def finite(text):
+    """argparse type: a number above zero, inf excluded."""
+    if above_zero(text) == math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number")
+    return float(text)
+
+
+def add_arguments(parser, lr):
+    """The flags of an update; its learning rate is `lr` by default."""
+    parser.add_argument("--lr", type=finite, default=lr, help=f"learning rate (default: {lr:g})")
+    parser.add_argument("--tau", type=above_zero,
+                        help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
+    parser.add_argument("--divergence", choices=loss.DIVERGENCES, default="reverse_kl")
+    parser.add_argument("--micro-tokens", type=engine.positive_int, default=16384,
+                        help="tokens of one forward and backward pass, student and teacher together")
+    parser.add_argument("--grad-checkpoint-every", type=int, choices=range(0, 1000), default=1, metavar="N",
+                        help="recompute every Nth layer in the backward pass (0: none, faster, more memory)")
+
+
+def default_tau(bench):
+    """The cap of section 3.1: on MATH alone."""
+    return 1e-3 if bench == "math500" else math.inf
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(
         description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines 13-16).")
     parser.add_argument("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
     parser.add_argument("--steps", type=engine.positive_int, default=20, help="S, optimizer steps")
     parser.add_argument("--batch", type=engine.positive_int, default=128, help="problems a step")
-    parser.add_argument("--lr", type=above_zero, default=1e-5)
-    parser.add_argument("--tau", type=above_zero,
-                        help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
-    parser.add_argument("--divergence", choices=loss.DIVERGENCES, default="reverse_kl")
+    add_arguments(parser, lr=1e-5)
     parser.add_argument("--traces", choices=["success", "failure", "random"], default="success",
                         help="the teacher's contexts (Table 5); the last two read the rollouts.jsonl beside --cplus")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
-    parser.add_argument("--micro-tokens", type=engine.positive_int, default=16384,
-                        help="tokens of one forward and backward pass, student and teacher together")
-    parser.add_argument("--grad-checkpoint-every", type=int, choices=range(0, 1000), default=1, metavar="N",
-                        help="recompute every Nth layer in the backward pass (0: none, faster, more memory)")
     parser.add_argument("--merge", action="store_true", help="also write the model with the adapter in it: OUT/merged")
     parser.add_argument("--out", default="out", help="folder of the run")
     engine.add_arguments(parser)
@@ -324,7 +366,7 @@ def prepare(args):
     for name, value in first["decoding"].items():  # the student is sampled as the policy explored
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     if args.tau is None:
-        args.tau = 1e-3 if first["bench"] == "math500" else math.inf
+        args.tau = default_tau(first["bench"])
     if training.rank_and_world()[1] > 1 and args.tensor_parallel * args.data_parallel > 1:
         raise data.BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and "
                             "--data-parallel.")

@@ -3,9 +3,9 @@
     python explore.py --bench math500                     # LEAF, K = 24 verifier calls a problem
     python explore.py --bench math500 --method random     # the baseline: one answer per call from the plain prompt
 
-The memory of a problem is reset at every restart, so with fixed parameters the segments between restarts are independent of
-one another: they run at the same time, each a coroutine of its own, and no step waits for another problem or segment. This
-changes neither the distribution of the answers nor pass@k, only the order in which they are finished.
+The memory of a problem is reset at every restart, so with fixed parameters the segments between restarts do not depend
+on one another: they run at the same time, each a coroutine of its own, and no step waits for another problem or
+segment. This changes neither the distribution of the answers nor pass@k, only the order in which they are finished.
 
 Writes rollouts.jsonl (one line per verifier call, as soon as it is graded), cplus.jsonl (C+, what distill.py reads) and
 explore.json into --out. The same command goes on where a run stopped; larger --calls or --limit extend it.
@@ -15,6 +15,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -23,10 +24,13 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 import data
+import distill
 import engine
 import measures
+import memory
 import prompts
 import runs
+import training
 import verifiers
 
 
@@ -41,6 +45,7 @@ class Run:
     done: dict                                     # (problem id, step) -> record
     clock: float                                   # seconds that earlier sessions of this run took
     bar: tqdm = None
+    trainer: distill.Trainer = None                # with --update-every
     tokens: int = 0                                # sampled in this session
     begin: float = field(default_factory=time.time)
     failed: dict = field(default_factory=dict)     # problem id -> why it cannot go on
@@ -58,7 +63,7 @@ def segments(method, calls, restart):
 
 async def explore_segment(run, problem, steps):
     """Lines 4-12 for the steps of one segment of one problem. Errors: engine.ContextTooLong."""
-    rounds = []  # the graded answers since the restart; only the newest is the memory m, unless --memory last3
+    rounds = []  # the graded answers since the restart
     for t in steps:
         if (problem.id, t) not in run.done:
             run.done[problem.id, t] = record = await explore_step(run, problem, t, rounds)
@@ -69,55 +74,88 @@ async def explore_segment(run, problem, steps):
 
 async def explore_step(run, problem, t, rounds):
     """One verifier call: make the context c_t, sample y_t, grade it. -> the record of rollouts.jsonl."""
-    family, memory, draft, draft_sample = run.settings.family, run.args.memory, None, None
-    seconds = time.time()
+    family, shape, draft, summary = run.settings.family, run.args.memory, None, None
+    begin = time.time()
     if run.args.method == "random":
-        context = prompts.opening(problem, family)
+        context = opening(run.args, family, problem)
     elif not rounds:                                                                     # line 5: restart
-        draft_sample = await sample(run, problem, t, prompts.opening(problem, family), "draft")  # line 6
-        draft = draft_sample.text
-        context = prompts.restart(problem, family, tail(run, draft_sample) or draft)     # line 7
-    elif memory == "no-response":
+        draft = await sample(run, problem, t, opening(run.args, family, problem), "draft")            # line 6
+        summary = await summarize(run, problem, t, opening(run.args, family, problem), draft.text, len(draft.token_ids))
+        response = summary.text if summary else tail(run, problem, draft) or draft.text
+        context = prompts.restart(problem, family, response)                             # line 7
+    elif shape == "no-response":
         context = prompts.carry_without_response(problem, family, rounds[-1]["reward"], rounds[-1]["feedback"])
-    elif memory == "no-feedback":
+    elif shape == "no-feedback":
         context = prompts.restart(problem, family, shown(rounds[-1]))
-    else:                                                                                # lines 9 and 10
-        *earlier, last = [(shown(r), r["reward"], r["feedback"]) for r in rounds[-3 if memory == "last3" else -1:]]
+    elif shape == "last3":
+        *earlier, last = [(shown(r), r["reward"], r["feedback"]) for r in rounds[-3:]]
         context = prompts.carry(problem, family, *last, earlier=earlier)
+    else:                                                                                # lines 9 and 10
+        last = rounds[-1]  # the memory m
+        summary = await summarize(run, problem, t, last["context"], last["response"], last["completion_tokens"])
+        response = summary.text if summary else shown(last)
+        context = prompts.carry(problem, family, response, last["reward"], last["feedback"])
+    context = asked(run.args, context)
     answer = await sample(run, problem, t, context, "answer")                            # line 11: y_t
     sampled = time.time()
-    verdict, judge = await verifiers.grade(problem, answer.text, truncated(run, answer), run.engine, run.graders)  # line 11: r_t, f_t
-    run.tokens += sum(len(s.token_ids) for s in (draft_sample, answer, judge) if s)
+    cut_off = truncated(run, answer)
+    verdict, judge = await verifiers.grade(problem, answer.text, cut_off, run.engine, run.graders)  # line 11: r_t, f_t
+    run.tokens += sum(len(s.token_ids) for s in (draft, summary, answer, judge) if s)
+
+    def cost(kind, sample):
+        return {f"{kind}prompt_tokens": sample.prompt_tokens if sample else 0,
+                f"{kind or 'completion_'}tokens": len(sample.token_ids) if sample else 0}
     return {
         "problem": problem.id, "bench": problem.bench, "method": run.args.method, "step": t,
-        "restart": draft is not None, "context": context, "response": answer.text, "tail": tail(run, answer), "draft": draft,
-        "prompt_tokens": answer.prompt_tokens, "completion_tokens": len(answer.token_ids),
-        "draft_prompt_tokens": draft_sample.prompt_tokens if draft_sample else 0,
-        "draft_tokens": len(draft_sample.token_ids) if draft_sample else 0,
-        "judge_prompt_tokens": judge.prompt_tokens if judge else 0, "judge_tokens": len(judge.token_ids) if judge else 0,
-        "finish_reason": answer.finish_reason, "truncated": truncated(run, answer), "reward": verdict.reward,
-        "correct": verdict.correct, "feedback": verdict.feedback, "signature": verdict.signature, "fault": verdict.fault,
-        "seed": engine.request_seed(run.args.seed, problem.id, t, "answer"), "sample_seconds": round(sampled - seconds, 3),
-        "verify_seconds": round(time.time() - sampled, 3), "elapsed_seconds": round(elapsed(run), 3)}
+        "restart": draft is not None, "updates": run.trainer.done if run.trainer else 0, "context": context,
+        "response": answer.text, "tail": tail(run, problem, answer), "draft": draft and draft.text,
+        "summary": summary and summary.text,
+        **cost("", answer), **cost("draft_", draft), **cost("summary_", summary), **cost("judge_", judge),
+        "finish_reason": answer.finish_reason, "truncated": cut_off, "reward": verdict.reward,
+        "correct": verdict.correct, "feedback": verdict.feedback, "signature": verdict.signature,
+        "fault": verdict.fault,
+        "seed": engine.request_seed(run.args.seed, problem.id, t, "answer"),
+        "sample_seconds": round(sampled - begin, 3), "verify_seconds": round(time.time() - sampled, 3),
+        "elapsed_seconds": round(elapsed(run), 3)}
 
 
-async def sample(run, problem, t, messages, kind):
-    """y ~ policy(. | messages) with the seed of (run seed, problem, step, kind); earlier steps go first in the queue."""
+async def sample(run, problem, t, messages, kind, max_tokens=None):
+    """y ~ policy(. | messages) with the seed of (run seed, problem, step, kind); earlier steps first in the queue."""
     s = run.settings
-    return await run.engine.sample(run.engine.encode(messages), seed=engine.request_seed(run.args.seed, problem.id, t, kind),
-                                   max_tokens=s.max_tokens, temperature=s.temperature, top_p=s.top_p, priority=t)
+    return await run.engine.sample(
+        run.engine.encode(messages), seed=engine.request_seed(run.args.seed, problem.id, t, kind),
+        max_tokens=max_tokens or s.max_tokens, temperature=s.temperature, top_p=s.top_p,
+        adapter=run.trainer and run.trainer.adapter(), priority=t)
 
 
-def tail(run, sample):
-    """tail_L (section 2.2): the text of the last L tokens of a longer response; None where the response is shown whole."""
-    if len(sample.token_ids) <= run.args.tail:
-        return None
-    return run.engine.tokenizer.decode(sample.token_ids[-run.args.tail:], skip_special_tokens=True)
+def opening(args, family, problem):
+    """The plain prompt x of this run."""
+    return asked(args, prompts.opening(problem, family))
+
+
+def asked(args, messages):
+    """`messages`; with --compress block, each user turn asks for a summary block."""
+    return prompts.ask_for_block(messages) if args.compress == "block" else messages
+
+
+def tail(run, problem, sample):
+    """What the memory shows instead of a response; None where it shows all of it."""
+    return memory.shortened(problem, sample, run.args.compress, run.args.tail, run.engine.tokenizer)
 
 
 def shown(record):
     """What the next context shows of a graded response."""
     return record["response"] if record["tail"] is None else record["tail"]
+
+
+async def summarize(run, problem, t, context, response, tokens):
+    """--compress summary: the model's own summary of a response of more than L tokens, a further turn of the dialogue
+    that it came from. -> Sample, or None where the response is shown as it is."""
+    if run.args.compress != "summary" or tokens <= run.args.tail:
+        return None
+    half = run.args.tail // 2  # 1,000 tokens in the paper
+    turn = prompts.user(prompts.fill(prompts.SUMMARIZE, tokens=str(half)))
+    return await sample(run, problem, t, [*context, prompts.assistant(response), turn], "summary", max_tokens=half)
 
 
 def truncated(run, sample):
@@ -127,8 +165,8 @@ def truncated(run, sample):
 def cplus(records):
     """C+ (Algorithm 1, lines 3 and 12): those of `records` whose contexts it holds.
 
-    `records`: in order of problem and step, whatever was finished first. A response that equals, to the letter, that of a
-    successful record of a smaller step is left out.
+    `records`: in order of problem and step, whatever was finished first. A response that equals, to the letter, that of
+    a successful record of a smaller step is left out.
     """
     seen, kept = set(), []
     for record in records:
@@ -160,17 +198,42 @@ async def explore(run, problems):
                     tqdm.write(f"Problem {problem.id} cannot go on: {error}", file=sys.stderr)
 
     cut = segments(run.args.method, run.args.calls, run.args.restart)
-    tasks = [asyncio.ensure_future(admitted(problem, steps)) for steps in cut for problem in problems
-             if any((problem.id, t) not in run.done for t in steps)]
+    if run.trainer:
+        work = [step_by_step(run, problems, cut, admitted)]
+    else:
+        work = [admitted(problem, steps) for steps in cut for problem in problems
+                if any((problem.id, t) not in run.done for t in steps)]
     cap = run.args.gpu_hours * 3600 / run.engine.gpus - elapsed(run) if run.args.gpu_hours else None
+    return await together(work, cap and max(cap, 0))
+
+
+async def step_by_step(run, problems, cut, admitted):
+    """Exploration with an update after every N steps (App. G.3): the answers of a step depend on those before it."""
+    for steps in cut:
+        for t in steps:
+            # what came before t in its segment is done: these add step t alone
+            await together([admitted(problem, range(steps.start, t + 1)) for problem in problems])
+            number, rest = divmod(t, run.args.update_every)
+            if rest == 0 and number > run.trainer.done:
+                found = {}  # C+ so far
+                for line in cplus_lines(run.args, run.settings, problems, run.done):
+                    found.setdefault(line["problem"], []).append(line)
+                if found:  # all of them, once each
+                    await distill.train_step(run.trainer, number, [(problem, 0) for problem in found], found,
+                                             distill.teacher_contexts(found, "success", []))
+
+
+async def together(coroutines, seconds=None):
+    """Run them side by side to their ends; an error, the time limit or Ctrl-C ends them all. -> whether time did."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         if not tasks:
             return False
-        finished, unfinished = await asyncio.wait(tasks, timeout=cap and max(cap, 0), return_when=asyncio.FIRST_EXCEPTION)
+        finished, unfinished = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         for task in finished:
             task.result()
         return bool(unfinished)
-    finally:  # after the cap, an error or Ctrl-C
+    finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -182,25 +245,37 @@ def elapsed(run):
 
 
 def show_progress(run):
-    solved = {problem for (problem, _), record in run.done.items() if record["correct"]} if run.bar.n % 50 == 0 else None
     run.bar.update()
-    if solved is not None:
-        problems = len({problem for problem, _ in run.done})
-        run.bar.set_postfix_str(f"{len(solved) / problems:.1%} solved, {run.tokens / (time.time() - run.begin):,.0f} tokens/s")
+    if run.bar.n % 50 == 1:
+        solved = len({problem for (problem, _), record in run.done.items() if record["correct"]})
+        share, rate = solved / len({problem for problem, _ in run.done}), run.tokens / (time.time() - run.begin)
+        run.bar.set_postfix_str(f"{share:.1%} solved, {rate:,.0f} tokens/s")
 
 
 async def main_async(args, settings, problems, records, journal):
     """Start the engine and the graders, explore, and end both. -> (run, capped)."""
-    sampler = await engine.start(settings)
+    sampler = await engine.start(settings, adapters=bool(args.update_every))
     run = Run(args, settings, sampler, verifiers.Graders(), journal, records,
               clock=max((r["elapsed_seconds"] for r in records.values()), default=0.0))
     run.bar = tqdm(total=len(problems) * args.calls, initial=len(records), unit="call", disable=None)
     try:
+        if args.update_every:
+            run.trainer = start_trainer(run, problems)
         return run, await explore(run, problems)
     finally:
         run.bar.close()
         run.graders.close()
         sampler.close()
+
+
+def start_trainer(run, problems):
+    """What --update-every trains with: distill.py's own, in OUT/updates."""
+    folder = os.path.join(run.args.out, "updates")
+    adapters, names = os.path.join(folder, "adapter"), ("distill.jsonl", "samples.jsonl")
+    os.makedirs(folder, exist_ok=True)
+    done, openings = training.newest_step(adapters), [opening(run.args, run.settings.family, p) for p in problems]
+    journals = [distill.drop_unfinished(os.path.join(folder, name), done) for name in names]
+    return distill.start_trainer(run.args, run.settings, run.engine, openings, adapters, done, journals)
 
 
 def fingerprint(problem):
@@ -211,9 +286,13 @@ def fingerprint(problem):
 def begin(args, settings, problems):
     """Open the run's files, or those of the run that goes on. -> ({(problem id, step): record}, journal)."""
     lines, journal = runs.open_journal(os.path.join(args.out, "rollouts.jsonl"))
-    flags = ("bench", "split", "data", "method", "memory", "calls", "restart", "tail", "seed", "limit", "gpu_hours")
-    runs.begin(os.path.join(args.out, "explore.json"), {name: getattr(args, name) for name in flags} | dataclasses.asdict(settings),
-               growable=("calls", "limit", "gpu_hours"), empty=not lines)
+    flags = ("bench", "split", "data", "method", "memory", "compress", "calls", "restart", "tail", "seed", "limit",
+             "gpu_hours", "update_every")
+    kept, growable = {name: getattr(args, name) for name in flags}, ("calls", "limit", "gpu_hours")
+    if args.update_every:  # another problem would have needed the adapters of the steps that are over
+        kept |= {"lr": args.lr, "tau": "inf" if args.tau == math.inf else args.tau, "divergence": args.divergence}
+        growable = ("calls", "gpu_hours")
+    runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable, empty=not lines)
     path = os.path.join(args.out, "problems.json")
     marks = {problem.id: fingerprint(problem) for problem in problems}
     if lines and os.path.exists(path):
@@ -221,79 +300,117 @@ def begin(args, settings, problems):
             known = json.load(file)
         for problem in problems:
             if known.get(problem.id, marks[problem.id]) != marks[problem.id]:
-                raise data.BadInput(f"problem {problem.id} is another one than in the run that {args.out} holds: restore the "
-                                    "file of problems, or name another folder with --out.")
+                raise data.BadInput(f"problem {problem.id} is another one than in the run that {args.out} holds: put "
+                                    "back the file of problems, or name another folder with --out.")
         marks = {**known, **marks}
     runs.write_json(path, marks)
     found = {(r["problem"], r["step"]): r for r in lines}
     if len(found) < len(lines):
-        raise data.BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with --out.")
-    return {(p.id, t): found[p.id, t] for p in problems for t in range(1, args.calls + 1) if (p.id, t) in found}, journal
+        raise data.BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with "
+                            "--out.")
+    steps = range(1, args.calls + 1)
+    return {(p.id, t): found[p.id, t] for p in problems for t in steps if (p.id, t) in found}, journal
 
 
-def write_cplus(path, args, settings, problems, records):
-    """cplus.jsonl, whole or not at all. -> the records in it."""
-    openings = {p.id: prompts.opening(p, settings.family) for p in problems}
+def cplus_lines(args, settings, problems, records):
+    """The lines of cplus.jsonl."""
+    family = settings.family
     decoding = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
     kept = cplus(records[p.id, t] for p in problems for t in range(1, args.calls + 1) if (p.id, t) in records)
+    openings = {p.id: opening(args, family, p) for p in problems}
+    return [{"problem": r["problem"], "bench": r["bench"], "model": settings.model, "family": family,
+             "decoding": decoding, "opening": openings[r["problem"]], "context": r["context"],
+             "response": r["response"], "step": r["step"]} for r in kept]
+
+
+def write_cplus(path, lines):
+    """cplus.jsonl, whole or not at all."""
     with open(path + ".part", "w") as file:
-        for r in kept:
-            file.write(json.dumps({
-                "problem": r["problem"], "bench": r["bench"], "model": settings.model, "family": settings.family, "decoding": decoding,
-                "opening": openings[r["problem"]], "context": r["context"], "response": r["response"], "step": r["step"]}) + "\n")
+        file.writelines(json.dumps(line) + "\n" for line in lines)
     os.replace(path + ".part", path)
-    return kept
 
 
 def restart_interval(text):
     return text if text == "never" else engine.positive_int(text)
 
 
+def check(args, parser):
+    """BadInput for flags that do not go together."""
+    if args.compress != "tail" and args.memory != "leaf":
+        raise data.BadInput("--compress and --memory are two ablations of one thing, the memory: give one of them.")
+    if args.method == "random" and (args.compress != "tail" or args.memory != "leaf" or args.update_every):
+        raise data.BadInput("--memory, --compress and --update-every change LEAF: leave out --method random.")
+    changed = [f"--{n.replace('_', '-')}" for n in ("lr", "tau", "divergence", "micro_tokens", "grad_checkpoint_every")
+               if getattr(args, n) != parser.get_default(n)]
+    if changed and not args.update_every:
+        raise data.BadInput(f"{changed[0]} is for updates between the steps: add --update-every N, or give it to "
+                            "distill.py.")
+
+
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Explore problems with a per-problem memory (Algorithm 1, lines 1-12).")
-    parser.add_argument("--bench", required=True, help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
-    parser.add_argument("--split", choices=["test", "train"], default="test", help="train: the training sets of App. E.1")
+    parser = argparse.ArgumentParser(
+        description="Explore problems with a per-problem memory (Algorithm 1, lines 1-12).")
+    parser.add_argument("--bench", required=True,
+                        help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
+    parser.add_argument("--split", choices=["test", "train"], default="test",
+                        help="train: the training sets of App. E.1")
     parser.add_argument("--data", help="local copy of the bench in its upstream format")
     parser.add_argument("--method", choices=["leaf", "random"], default="leaf")
     parser.add_argument("--memory", choices=["leaf", "no-response", "no-feedback", "last3"], default="leaf",
                         help="what a carry step's context holds (App. G.2)")
-    parser.add_argument("--calls", type=engine.positive_int, help="K, verifier calls a problem (default: 24; train: 20)")
-    parser.add_argument("--restart", type=restart_interval, default=5, metavar="M|never", help="the memory is reset every M steps")
-    parser.add_argument("--tail", type=engine.positive_int, default=2000, help="L, tokens of a longer response that the memory keeps")
+    parser.add_argument("--compress", choices=["tail", "none", "head-tail", "summary", "block", "low-logprob"],
+                        default="tail", help="how the memory shows a response of more than L tokens (Table 24)")
+    parser.add_argument("--calls", type=engine.positive_int,
+                        help="K, verifier calls a problem (default: 24; train: 20)")
+    parser.add_argument("--restart", type=restart_interval, default=5, metavar="M|never",
+                        help="the memory is reset every M steps")
+    parser.add_argument("--tail", type=engine.positive_int, default=2000,
+                        help="L, tokens of a longer response that the memory keeps")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
     parser.add_argument("--limit", type=engine.positive_int, help="only the first N problems")
     parser.add_argument("--gpu-hours", type=float, help="stop after so many (default: 5; train: no cap)")
     parser.add_argument("--out", default="out", help="folder of the run")
     engine.add_arguments(parser)
+    group = parser.add_argument_group("updates between the steps (App. G.3)")
+    group.add_argument("--update-every", type=engine.positive_int, metavar="N",
+                       help="update the policy after every N steps")
+    distill.add_arguments(group, lr=1e-6)
     args = parser.parse_args(argv)
+    check(args, parser)
     args.calls = args.calls or (20 if args.split == "train" else 24)
     args.gpu_hours = args.gpu_hours or (None if args.split == "train" else 5.0)
-    settings = engine.settings(args, args.bench)
+    args.traces, args.tau = "success", distill.default_tau(args.bench) if args.tau is None else args.tau
+    settings = engine.settings(args, args.bench, gpu_memory=0.4 if args.update_every else 0.9)
     problems = data.load(args.bench, args.split, args.data, args.limit)
     with runs.hold(args.out):
         records, journal = begin(args, settings, problems)
         split = f" {args.split}" if args.bench in data.BENCHES else ""
-        print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, {args.method}; {engine.describe(settings)}", flush=True)
+        print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, {args.method}; "
+              f"{engine.describe(settings)}", flush=True)
         if records:
             print(f"{len(records)} answers are there already; the run goes on.", flush=True)
         with journal:
             try:
                 run, capped = asyncio.run(main_async(args, settings, problems, records, journal))
             except KeyboardInterrupt:
-                print(f"\nStopped. Every graded answer is in {journal.name}; the same command goes on.", file=sys.stderr)
+                print(f"\nStopped. Every graded answer is in {journal.name}; the same command goes on.",
+                      file=sys.stderr)
                 sys.exit(130)
-        kept = write_cplus(os.path.join(args.out, "cplus.jsonl"), args, settings, problems, run.done)
+        kept = cplus_lines(args, settings, problems, run.done)
+        write_cplus(os.path.join(args.out, "cplus.jsonl"), kept)
         finish(run, problems, kept, capped)
 
 
 def finish(run, problems, kept, capped):
     """Results into explore.json and onto the screen."""
-    attempts = {p.id: {t: run.done[p.id, t] for t in range(1, run.args.calls + 1) if (p.id, t) in run.done} for p in problems}
+    steps = range(1, run.args.calls + 1)
+    attempts = {p.id: {t: run.done[p.id, t] for t in steps if (p.id, t) in run.done} for p in problems}
     last = measures.complete_steps(attempts)
     faults = sum(r["fault"] is not None for r in run.done.values())
     result = {"problems": len(problems), "answers": len(run.done), "startup_seconds": run.engine.startup_seconds,
-              "wall_seconds": elapsed(run) - run.engine.startup_seconds, "gpus": run.engine.gpus, "parameters": run.engine.parameters, "faults": faults,
-              "complete_steps": last, "capped": capped, "failed": run.failed}
+              "wall_seconds": elapsed(run) - run.engine.startup_seconds, "gpus": run.engine.gpus,
+              "parameters": run.engine.parameters, "faults": faults, "complete_steps": last, "capped": capped,
+              "failed": run.failed}
     path = os.path.join(run.args.out, "explore.json")
     with open(path) as file:
         runs.write_json(path, json.load(file) | {"result": result})
@@ -302,12 +419,15 @@ def finish(run, problems, kept, capped):
     if faults:
         print(f"The verifier itself failed on {faults} answers, which count as wrong (field \"fault\").")
     if last:
-        print(f"pass@{last} {measures.pass_curve(attempts, last)[-1]:.1%}, mean accuracy {measures.mean(r['correct'] for r in run.done.values()):.1%}, "
+        accuracy = measures.mean(r["correct"] for r in run.done.values())
+        print(f"pass@{last} {measures.pass_curve(attempts, last)[-1]:.1%}, mean accuracy {accuracy:.1%}, "
               f"{len(run.done)} answers in {elapsed(run):.0f} s")
-    print(f"C+ holds {len(kept)} contexts of {len({r['problem'] for r in kept})} problems: {os.path.join(run.args.out, 'cplus.jsonl')}")
+    print(f"C+ holds {len(kept)} contexts of {len({r['problem'] for r in kept})} problems: "
+          f"{os.path.join(run.args.out, 'cplus.jsonl')}")
     if run.failed:
-        raise data.BadInput(f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (named above): "
-                            "use a longer window or a smaller --tail; the same command goes on with them.")
+        raise data.BadInput(
+            f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (named above): use "
+            "a longer window or a smaller --tail; the same command goes on with them.")
 
 
 if __name__ == "__main__":

@@ -122,6 +122,15 @@ CRITERIA = {
 }
 
 
+# The compressions of a long response that ask the model (App. G.2, Table 24); the paper does not print their texts.
+SUMMARIZE = (
+    "Summarize your answer above in at most {tokens} tokens, so that you can revise it later without seeing it. Keep "
+    "the approach, the intermediate results that matter, and the complete final answer.")
+BLOCK = (
+    "After your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: the "
+    "approach, the intermediate results that matter, and what you are unsure of.")
+
+
 def fill(template, **fields):
     """Replace each {name} of `fields` in one pass: other braces, in the template or in the values, mean nothing."""
     return re.sub(r"\{(" + "|".join(fields) + r")\}", lambda match: fields[match[1]], template)
@@ -197,6 +206,11 @@ def carry_without_response(problem, family, reward, feedback):
 def restart(problem, family, draft):
     """-> messages of a restart step (Algorithm 1, line 7); of a carry step without feedback (App. G.2) as well."""
     return opening(problem, family) + [assistant(draft), user(BLIND[problem.verifier])]
+
+
+def ask_for_block(messages):
+    """-> messages whose user turns ask for a summary block ("summary block", App. G.2)."""
+    return [user(m["content"] + "\n\n" + BLOCK) if m["role"] == "user" else m for m in messages]
 
 
 def judge(problem, response):

@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time holds it, settings cannot change unnoticed, a crash at any byte does no harm."""
+"""The folder of a run: one run at a time holds it, settings stay as they were, a crash at any byte does no harm."""
 import contextlib
 import fcntl
 import importlib.metadata
@@ -49,8 +49,8 @@ def write_json(path, content):
 def begin(path, settings, growable=(), empty=False):
     """Keep the settings of a run in the file `path`, or compare them with those that are there.
 
-    A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`: the
-    run has no results yet, so that its settings may still change.
+    A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`:
+    the run has no results yet, so that its settings may still change.
     """
     if os.path.exists(path) and not empty:
         with open(path) as file:
@@ -90,5 +90,5 @@ def append(file, record):
         file.write(json.dumps(record) + "\n")
         file.flush()
     except OSError as error:
-        raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then the same "
-                       "command goes on.") from None
+        raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then the "
+                       "same command goes on.") from None

@@ -23,10 +23,12 @@ class ScriptedEngine:
     """Answers (problem, step, kind) from `script(problem id, step, kind)`; the seed says which request it is."""
     startup_seconds, parameters, gpus, slots, window = 0.5, 1000, 1, 4, 10**6
 
-    def __init__(self, script, problems, calls, seed=1, max_tokens=100, fail_at=None, delay=lambda problem, step: 0):
+    def __init__(self, script, problems, calls, seed=1, max_tokens=100, fail_at=None, delay=lambda problem, step: 0,
+                 logprob=lambda place: 0.0):
         self.tokenizer, self.script, self.max_tokens, self.fail_at, self.delay = make_tokenizer(), script, max_tokens, fail_at, delay
+        self.logprob = logprob
         self.names = {engine.request_seed(seed, p.id, t, kind): (p.id, t, kind)
-                      for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft")}
+                      for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft", "summary")}
         self.asked = []
 
     def encode(self, messages):
@@ -43,7 +45,7 @@ class ScriptedEngine:
             raise text
         ids = self.tokenizer(text)["input_ids"][:max_tokens]
         finish = "stop" if len(ids) < max_tokens else "length"
-        return engine.Sample(ids, self.tokenizer.decode(ids), [0.0] * len(ids), finish, len(prompt_token_ids))
+        return engine.Sample(ids, self.tokenizer.decode(ids), [self.logprob(i) for i in range(len(ids))], finish, len(prompt_token_ids))
 
     def close(self):
         pass
@@ -77,7 +79,7 @@ def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", **engine
         return scripted
     settings = engine.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
     monkeypatch.setattr(engine, "start", start)
-    monkeypatch.setattr(engine, "settings", lambda args, bench: settings)
+    monkeypatch.setattr(engine, "settings", lambda args, bench, gpu_memory: settings)
     monkeypatch.setattr(verifiers, "Graders", PlainGraders)
     folder = tmp_path / out
     argv = ["--bench", bench, "--calls", str(calls), "--out", str(folder), *map(str, flags)]
