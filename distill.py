@@ -418,10 +418,16 @@ def run(args, settings, problems, contexts):
 def merge(settings, out):
     """Write the model with the adapter merged into its weights, and its tokenizer, into OUT/merged."""
     from peft import PeftModel
+    from safetensors import SafetensorError
     base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
     folder = os.path.join(out, "merged")
-    PeftModel.from_pretrained(base, os.path.join(out, "adapter")).merge_and_unload().save_pretrained(folder)
-    engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)
+    merged = PeftModel.from_pretrained(base, os.path.join(out, "adapter")).merge_and_unload()
+    try:
+        merged.save_pretrained(folder)
+        engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise data.BadInput(f"{folder} cannot be written ({error}): make room, then the same command merges again; the "
+                            "adapter is kept.") from None
     print(f"merged model: {folder}", flush=True)
 
 

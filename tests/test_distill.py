@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -482,8 +483,8 @@ def test_bad_input(cplus, tmp_path, scripted, more, sentence):
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
 
 
-@pytest.mark.parametrize("more", [["--lr", "0"], ["--lr", "fast"], ["--tau", "-1"], ["--grad-checkpoint-every", "-1"],
-                                  ["--batch", "0"], ["--traces", "none"]])
+@pytest.mark.parametrize("more", [["--lr", "0"], ["--lr", "fast"], ["--lr", "inf"], ["--lr", "nan"], ["--tau", "-1"], ["--grad-checkpoint-every", "-1"],
+                                  ["--batch", "0"], ["--traces", "none"], ["--tau", "nan"]])
 def test_bad_flags(cplus, tmp_path, more, capsys):
     with pytest.raises(SystemExit) as stop:
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
@@ -541,6 +542,20 @@ def test_the_whole_with_its_own_engine_and_merged(cplus, tmp_path, toy_model):
     adapted = PeftModel.from_pretrained(base, str(out / "adapter"))(ids).logits
     merged = AutoModelForCausalLM.from_pretrained(out / "merged")(ids).logits
     assert torch.allclose(merged, adapted, atol=1e-4) and AutoTokenizer.from_pretrained(out / "merged").chat_template
+
+
+def test_a_full_disk_while_merging_is_one_sentence(cplus, tmp_path, scripted):
+    """No file may grow beyond 20,000 bytes, as on a disk that is full; the same command then merges."""
+    out, limits = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
+    distill.main(flags(cplus, out, 1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(data.BadInput, match="merged cannot be written .* the same command merges again"):
+            distill.main(flags(cplus, out, 1, "--merge"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    distill.main(flags(cplus, out, 1, "--merge"))
+    assert (out / "merged" / "model.safetensors").stat().st_size > 20_000
 
 
 # ---------------------------------------------------------------------------------------------------------------------
