@@ -1,5 +1,6 @@
 """A problem, JSON lines, and the rows of a user's own bench; every error is one sentence for the user."""
 import ast
+import errno
 import gzip
 import io
 import json
@@ -32,6 +33,12 @@ def exit_with_sentence(main):
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # wherever it was: every file that a run writes survives it
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        print(f"The disk takes no more ({error.strerror}): make room, then the same command goes on; what stands in the "
+              "files is kept.", file=sys.stderr)
+        sys.exit(2)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -314,6 +315,22 @@ def test_earlier_steps_are_admitted_first(monkeypatch, tmp_path):
     scripted, _, _ = run(monkeypatch, tmp_path, number_script, n=12, delay=lambda problem, step: 0.001)
     firsts = [name for name, _ in scripted.asked if name[1] in (1, 6) and name[2] == "draft"]
     assert [step for _, step, _ in firsts] == [1] * 12 + [6] * 12
+
+
+@pytest.mark.parametrize("room", [0, 100, 700, 5_000, 15_000])
+def test_a_full_disk(monkeypatch, tmp_path, capsys, room):
+    """No file may grow beyond `room` bytes, as on a disk that is full: a sentence, and what is there is gone on with."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_bench(tmp_path / "bench.jsonl")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            data.exit_with_sentence(lambda: run(monkeypatch, tmp_path, number_script))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert stop.value.code == 2 and "make room, then the same command goes on" in capsys.readouterr().err.replace("\n", " ")
+    _, records, _ = run(monkeypatch, tmp_path, number_script)
+    assert len(records) == 14 == len({(r["problem"], r["step"]) for r in records})
 
 
 def test_real_kills(toy_model, tmp_path):
