@@ -18,15 +18,18 @@ from collections import Counter
 
 from tqdm import tqdm
 
+import curves
 import data
 import distill
 import engine
 import measures
+import paper
 import prompts
 import report
 import runs
 import verifiers
-from report import Table, percent
+from curves import bench_name, model_name
+from report import Table, percent, with_paper
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sampling and grading
@@ -115,31 +118,24 @@ def run_requests(args, settings, requests, out):
         sys.exit(130)
 
 
+def show(args, tables):
+    """Print tables, given as (Table, the paper's numbers for its rows); -> the tables as they are printed."""
+    tables = [with_paper(table, numbers) if args.paper else table for table, numbers in tables]
+    for table in tables:
+        print(table.markdown())
+    return [dataclasses.asdict(table) for table in tables]
+
+
 def finish(args, settings, tables, out, **more):
     """Print the tables; write them, `more` and what they depend on into the file `out`."""
     flags = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus", "traces", "update")
     settings = dataclasses.asdict(settings) | {name: getattr(args, name) for name in flags}
-    for table in tables:
-        print(table.markdown())
-    runs.write_json(out, {"settings": settings, "versions": runs.versions(), **more,
-                          "tables": [dataclasses.asdict(table) for table in tables]})
+    runs.write_json(out, {"settings": settings, "versions": runs.versions(), **more, "tables": show(args, tables)})
     print(f"\nNumbers: {out}   Responses: {responses_path(out)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # avg@k and pass@k of a model or an adapter (App. E.2)
-
-# Tables 18 and 21, means of three seeds, without and with LEAF's adapter: avg@4 %, pass@4 %, tokens per answer,
-# truncated %.
-PAPER = {
-    (report.QWEN, "lcb"): ((19.78, 31.55, 843, 0.00), (25.45, 34.86, 1167, 0.00)),
-    (report.QWEN, "math500"): ((84.08, 93.53, 879, 0.12), (91.85, 96.20, 1864, 6.33)),
-    (report.QWEN, "sciknoweval"): ((74.40, 81.00, 341, 0.00), (76.77, 82.25, 477, 0.13)),
-    (report.OLMO, "lcb"): ((21.25, 29.26, 2781, 2.61), (24.05, 36.13, 4264, 4.01)),
-    (report.OLMO, "math500"): ((89.12, 95.80, 1166, 2.95), (90.62, 96.13, 1401, 4.00)),
-    (report.OLMO, "sciknoweval"): ((69.25, 80.50, 205, 0.15), (74.35, 86.25, 398, 0.27)),
-}
-
 
 def by_problem(records, key):
     """{problem id: the values of `key`, sample by sample}."""
@@ -171,14 +167,13 @@ def bench_main(args):
         {"problem": problem, "sample": k, "messages": prompts.opening(problem, settings.family)}
         for problem in problems for k in range(1, n + 1)], out)
     result = summary(records) | {"samples": n, "wall_seconds": time.time() - begin}
-    rows = [[args.adapter or "base model", result["problems"], 100 * result["avg"], 100 * result["pass"],
-             result["length"], 100 * result["truncated"], sum(result["faults"].values())]]
-    model = report.model_name(settings.model)
-    if args.paper and args.split == "test" and (model, args.bench) in PAPER:
-        rows.append(["the paper", "", *PAPER[model, args.bench][args.adapter is not None], ""])
-    table = Table(f"{name}, {model}", ["", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
-                                                "truncated (%)", "faults"], rows)
-    finish(args, settings, [table], out, result=result,
+    row = [model_name(settings.model), bench_name(args.bench, args.split), "adapter" if args.adapter else "base model",
+           result["problems"], 100 * result["avg"], 100 * result["pass"], result["length"], 100 * result["truncated"],
+           sum(result["faults"].values())]
+    table = Table(f"Test of {args.adapter or 'the base model'} (Tables 18 and 21)",
+                  ["model", "bench", "policy", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
+                   "truncated (%)", "verifier faults"], [row])
+    finish(args, settings, [(table, paper.TESTS)], out, result=result,
            problems={key: by_problem(records, key) for key in ("correct", "completion_tokens")})
 
 
@@ -187,8 +182,9 @@ def bench_main(args):
 
 
 def training_run(args, cplus):
-    """(engine settings, {problem id: lines of C+}, {problem id: Problem}, rollouts) of the run that wrote `cplus`."""
-    lines, explored = distill.read_cplus(cplus), report.read_beside(cplus, "explore.json")
+    """Of the run that wrote `cplus`: engine settings, [model, bench], {problem id: lines of C+}, {id: Problem}, and the
+    records of its rollouts."""
+    lines, explored = distill.read_cplus(cplus), curves.read_beside(cplus, "explore.json")
     if not explored:
         raise data.BadInput(f"there is no explore.json beside {cplus} to say what its bench is: name the cplus.jsonl "
                             "in the folder of its run.")
@@ -202,10 +198,11 @@ def training_run(args, cplus):
         raise data.BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: restore the file of "
                             "problems.")
     rollouts = data.read_jsonl(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), torn_ok=True)
-    return engine.settings(args, first["bench"]), lines, problems, rollouts
+    name = [model_name(args.model), bench_name(first["bench"], bench["split"])]
+    return engine.settings(args, first["bench"]), name, lines, problems, rollouts
 
 
-def trace_table(lines, rollouts):
+def trace_table(name, lines, rollouts):
     """Table 27: how many contexts of each kind the teachers may get."""
     failure = distill.teacher_contexts(lines, "failure", rollouts)
     plain = [p for p in lines if failure[p] == [lines[p][0]["opening"]]]
@@ -221,14 +218,14 @@ def trace_table(lines, rollouts):
     except data.BadInput:  # the rollouts hold one feedback text alone: there are no random traces
         others = random = None
     return Table("Contexts of the training problems (Table 27)",
-                 ["problems", "successful per problem", "failure per problem", "plain prompt", "random",
-                  "from other problems", "restart"],
-                 [[len(lines), pairs / len(lines), failures / len(lines), len(plain), random, others, restart]])
+                 ["model", "bench", "problems", "successful per problem", "failure per problem", "plain prompt",
+                  "random", "from other problems", "restart"],
+                 [[*name, len(lines), pairs / len(lines), failures / len(lines), len(plain), random, others, restart]])
 
 
 def teacher_main(args):
     """--teacher: accuracy of the model on the contexts that its teacher is conditioned on (Tables 5 and 29)."""
-    settings, lines, problems, rollouts = training_run(args, args.cplus)
+    settings, name, lines, problems, rollouts = training_run(args, args.cplus)
     contexts = {traces: distill.teacher_contexts(lines, traces, rollouts) for traces in args.traces}
     out = args.out or os.path.join(os.path.dirname(args.cplus), "teacher.json")
     records = run_requests(args, settings, [  # the context of sample k is the one that the trainer draws at step k
@@ -239,37 +236,38 @@ def teacher_main(args):
     for traces in args.traces:
         correct = by_problem([r for r in records if r["traces"] == traces], "correct")
         traced = [correct[p] for p in lines if contexts[traces][p] != [lines[p][0]["opening"]]]
-        rows.append([traces, len(lines), percent(measures.avg_and_pass(correct.values())[0])])
+        rows.append([*name, traces, len(lines), percent(measures.avg_and_pass(correct.values())[0])])
         if len(traced) < len(lines):
-            rows.append([f"{traces}, without plain prompts", len(traced), percent(measures.avg_and_pass(traced)[0])])
-    bench = next(iter(problems.values())).bench
-    accuracy = Table(f"Teacher accuracy, {report.model_name(settings.model)} on {bench} (Tables 5 and 29)",
-                     ["traces", "problems", "accuracy (%)"], rows)
-    finish(args, settings, [accuracy, trace_table(lines, rollouts)], out)
+            rows.append([*name, f"{traces}, without plain prompts", len(traced),
+                         percent(measures.avg_and_pass(traced)[0])])
+    accuracy = Table("Teacher accuracy (Tables 5 and 29)",
+                     ["model", "bench", "traces", "problems", "accuracy (%)"], rows)
+    finish(args, settings, [(accuracy, paper.TEACHER), (trace_table(name, lines, rollouts), paper.TRACES)], out)
 
 
 def update_main(args):
     """--update: the cost of the policy update in a folder (App. E.5); with --internalization also Table 32."""
-    distilled = report.read_beside(os.path.join(args.update, ""), "distill.json")
+    distilled = curves.read_beside(os.path.join(args.update, ""), "distill.json")
     if not distilled:
         raise data.BadInput(f"{args.update} holds no distill.json: name the --out folder of distill.py.")
-    samples, steps = (data.read_jsonl(os.path.join(args.update, name), torn_ok=True)
-                      for name in ("samples.jsonl", "distill.jsonl"))
     cplus = distilled["settings"]["cplus"]
-    run = report.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), 1)
-    cost = report.update_table(run, samples, steps, (distilled.get("result") or {}).get("gpus", 1))
+    steps = data.read_jsonl(os.path.join(args.update, "distill.jsonl"), torn_ok=True)
+    run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), 1)
+    cost = report.update_table(run, steps, (distilled.get("result") or {}).get("gpus", 1)), paper.UPDATE
     if args.internalization:
-        internalization(args, cplus, run, samples, cost)
+        internalization(args, cplus, run, cost)
         return
-    print(cost.markdown())
     if args.out:
         make_room(args.out)
-        runs.write_json(args.out, [dataclasses.asdict(cost)])
+    tables = show(args, [cost])
+    if args.out:
+        runs.write_json(args.out, tables)
 
 
-def internalization(args, cplus, run, samples, cost):
+def internalization(args, cplus, run, cost):
     """Table 32: the base model, the last student response of each problem, and the last step of the exploration."""
-    settings, lines, problems, _ = training_run(args, cplus)
+    settings, name, lines, problems, _ = training_run(args, cplus)
+    samples = data.read_jsonl(os.path.join(args.update, "samples.jsonl"), torn_ok=True)
     last = {s["problem"]: s for s in samples if s["problem"] in lines}  # samples.jsonl is in the order of the steps
     out = args.out or os.path.join(args.update, "internalization.json")
     fresh = [{"problem": problems[p], "sample": k, "messages": lines[p][0]["opening"]}
@@ -282,10 +280,11 @@ def internalization(args, cplus, run, samples, cost):
     step = run.curves["calls"][-1]
     rollout = measures.mean(run.attempts[p][step]["correct"] for p in last)
     gain = measures.relative_gain(base, update, rollout)
-    accuracy = Table(f"Accuracy on the training problems, {run.model} on {run.bench} (Table 32)",
-                     ["problems", "base (%)", "update (%)", f"rollout, step {step} (%)", "relative gain (%)"],
-                     [[len(last), percent(base), percent(update), percent(rollout), percent(gain)]])
-    finish(args, settings, [cost, accuracy], out)
+    accuracy = Table("Accuracy on the training problems without context, and with it in the rollout (Table 32)",
+                     ["model", "bench", "problems", "base (%)", "update (%)", f"rollout, step {step} (%)",
+                      "relative gain (%)"],
+                     [[*name, len(last), percent(base), percent(update), percent(rollout), percent(gain)]])
+    finish(args, settings, [cost, (accuracy, paper.INTERNALIZATION)], out)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,17 +300,13 @@ def rollouts_main(args):
         raise data.BadInput(f"--plot {args.plot} has no known ending: name a .png, .pdf or .svg file.")
     for path in filter(None, (args.out, args.plot)):
         make_room(path)
-    groups = [report.read_group(paths) for paths in (args.rollouts, args.versus) if paths]
-    if len({group.method for group in groups}) < len(groups):  # two runs of one method: their folders tell them apart
-        for group, paths in zip(groups, (args.rollouts, args.versus)):
-            group.method += f" ({os.path.dirname(paths[0]) or '.'})"
-    tables = report.all_tables(groups, args.paper)
+    groups = report.read_groups(args.rollouts, args.versus)
+    tables = report.all_tables(groups)
     if args.cplus:
-        tables.append(report.correction_table(groups, distill.read_cplus(args.cplus)))
-    for table in tables:
-        print(table.markdown())
+        tables.append((report.correction_table(groups, distill.read_cplus(args.cplus)), paper.CORRECTION))
+    tables = show(args, tables)
     if args.out:
-        runs.write_json(args.out, [dataclasses.asdict(table) for table in tables])
+        runs.write_json(args.out, tables)
     if args.plot:
         report.draw(args.plot, groups)
 

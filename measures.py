@@ -70,19 +70,20 @@ def avg_and_pass(outcomes):
 # ---------------------------------------------------------------------------------------------------------------------
 # Cost (App. C.4, E.5)
 
-TOKENS = {"prompt": ("prompt_tokens", "draft_prompt_tokens"), "completion": ("completion_tokens",),
-          "draft": ("draft_tokens",), "judge": ("judge_prompt_tokens", "judge_tokens")}
+TOKENS = {"prompt": ("prompt_tokens", "draft_prompt_tokens", "summary_prompt_tokens"),
+          "completion": ("completion_tokens",), "draft": ("draft_tokens",), "summary": ("summary_tokens",),
+          "judge": ("judge_prompt_tokens", "judge_tokens")}
 
 
 def token_curves(attempts, last):
-    """Tokens up to step k, k = 1..last, as {"prompt" | "completion" | "draft" | "judge" | "all": [...]}.
+    """Tokens up to step k, k = 1..last, as {a kind of TOKENS or "all": [...]}.
 
-    "prompt" holds the drafts' prompts too, "judge" the judge's prompts and answers; "all" is T_fwd of Eq. 5, where
-    prompt tokens that came from a cache count in full.
+    "prompt" holds the prompts of drafts and summaries too, "judge" the judge's prompts and answers; "all" is T_fwd of
+    Eq. 5, where prompt tokens that came from a cache count in full.
     """
     curves = {}
     for kind, keys in TOKENS.items():
-        at_step = [sum(steps[k][key] for steps in attempts.values() for key in keys) for k in range(1, last + 1)]
+        at_step = [sum(steps[k].get(key, 0) for steps in attempts.values() for key in keys) for k in range(1, last + 1)]
         curves[kind] = np.cumsum(at_step).tolist()
     curves["all"] = [sum(step) for step in zip(*curves.values())]
     return curves
@@ -93,26 +94,41 @@ def petaflops(parameters, forward_tokens, trained_tokens=0):
     return (2 * parameters * forward_tokens + 6 * parameters * trained_tokens) / 1e15
 
 
-def update_tokens(samples):
-    """Tokens of a policy update, from the lines of samples.jsonl, as (forward here, forward in the paper, trained).
+def update_tokens(updates):
+    """Tokens of a policy update, from the lines of distill.jsonl, as (forward here, forward in the paper, trained).
 
     Forward: the student's generation and the teacher's pass; the paper also counts a behaviour pass over the student's
     sequences, which one optimizer step per batch makes unnecessary (App. B.4, E.5).
     """
-    student = sum(s["prompt_tokens"] + s["completion_tokens"] for s in samples)
-    teacher = sum(s["context_tokens"] + s["completion_tokens"] for s in samples)
+    student, teacher = (sum(line[name] for line in updates) for name in ("student_tokens", "teacher_tokens"))
     return student + teacher, 2 * student + teacher, student
 
 
-def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1):
+def update_curves(updates, every, last):
+    """What interleaved updates add up to step k, k = 1..last: forward tokens (as here), trained tokens, seconds.
+
+    `updates`: lines of distill.jsonl; update j is made at the end of step j * every (App. G.3), and counts from there.
+    """
+    at_step = []
+    for k in range(1, last + 1):
+        lines = [line for line in updates if line["step"] * every == k]
+        forward, _, trained = update_tokens(lines)
+        at_step.append((forward, trained, sum(line["sample_seconds"] + line["train_seconds"] for line in lines)))
+    return [np.cumsum(column).tolist() for column in zip(*at_step)]
+
+
+def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_seconds=()):
     """GPU hours up to step k, k = 1..last: an allotment of the wall time, not a measurement of the step.
 
     start-up + wall x (sampling seconds of the steps <= k, drafts included) / (all sampling seconds), times the GPUs.
+    `update_seconds`, up to step k, were measured: they are not allotted.
     """
+    updates = list(update_seconds) or [0] * last
     seconds = [sum(steps[k]["sample_seconds"] for steps in attempts.values()) for k in range(1, last + 1)]
     total = sum(record["sample_seconds"] for steps in attempts.values() for record in steps.values())
     parts = [part / total if total else 1 for part in np.cumsum(seconds).tolist()]
-    return [(startup_seconds + wall_seconds * part) * gpus / 3600 for part in parts]
+    return [(startup_seconds + (wall_seconds - updates[-1]) * part + update) * gpus / 3600
+            for part, update in zip(parts, updates)]
 
 
 def length_curve(attempts, last):

@@ -3,15 +3,14 @@
 evaluate.py --rollouts is its command line; measures.py has the formulas. Nothing here needs a model or a GPU.
 """
 import dataclasses
-import json
 import os
-import re
-import sys
 import textwrap
 
-import data
 import measures
+import paper
+import programs
 import verifiers
+from curves import read_attempts, read_group, seed_means
 from data import BadInput
 from measures import over_seeds
 
@@ -47,156 +46,15 @@ def percent(share):
     return None if share is None else 100 * share
 
 
-# The paper's results for random sampling and LEAF, means of three seeds (Tables 11, 13, 20): mean accuracy %,
-# pass@24 %, tokens processed in M (Table 13 calls them generated, but they are PFLOPs / 2 N), PFLOPs, GPU hours,
-# tokens per answer.
-QWEN, OLMO = "Qwen3-8B", "Olmo-3-7B-Instruct"
-PAPER = {
-    (QWEN, "math500"): ((84.14, 97.33, 12.1, 199, 0.30, 883), (87.30, 96.73, 21.4, 350, 0.48, 694)),
-    (QWEN, "lcb"): ((20.14, 41.48, 4.4, 73, 0.09, 841), (29.89, 47.07, 8.5, 140, 0.46, 859)),
-    (QWEN, "mbpp"): ((72.71, 85.80, 5.4, 88, 0.10, 395), (74.50, 86.07, 10.5, 172, 0.22, 382)),
-    (QWEN, "sciknoweval"): ((74.83, 85.17, 16.2, 265, 0.17, 344), (80.32, 93.50, 23.3, 381, 0.31, 416)),
-    (OLMO, "math500"): ((88.77, 97.73, 15.5, 227, 1.35, 1175), (93.44, 97.40, 30.8, 450, 2.16, 1194)),
-    (OLMO, "lcb"): ((20.94, 43.26, 10.8, 157, 1.45, 2821), (31.97, 55.22, 20.3, 296, 2.80, 3598)),
-    (OLMO, "mbpp"): ((68.27, 85.10, 6.2, 90, 0.38, 483), (75.74, 87.30, 16.7, 245, 1.01, 791)),
-    (OLMO, "sciknoweval"): ((68.74, 86.50, 13.8, 201, 0.23, 207), (75.65, 98.08, 19.4, 284, 0.47, 292)),
-}
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs
-
-
-@dataclasses.dataclass
-class Run:
-    """One rollouts.jsonl with what explore.json beside it says."""
-    path: str
-    attempts: dict      # {problem id: {step: record}}
-    bench: str
-    method: str         # its name in tables and plots
-    model: str          # see `model_name`
-    seed: int
-    curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only with explore.json
-    parameters: float | None    # N of Eq. 5, from explore.json
-
-
-@dataclasses.dataclass
-class Group:
-    """The runs of one method: the same models and benches for each seed."""
-    method: str
-    seeds: list         # one {(model, bench): Run} per seed, cut at the last step that the seed's runs have in common
-    curves: list        # one `overall` per seed
-
-
-def read_attempts(path):
-    """{problem id: {step: record}} of a rollouts.jsonl; a torn last line is left out with a note."""
-    records = data.read_jsonl(path, torn_ok=True)
-    if not records:
-        raise BadInput(f"{path} holds no graded answer yet: run explore.py first.")
-    if any(key not in record for record in records for key in ("problem", "step", "correct", "sample_seconds")):
-        raise BadInput(f"{path} is not a file of rollouts: name the rollouts.jsonl that explore.py wrote.")
-    try:
-        return measures.by_problem(records)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
-
-
-def read_beside(path, name):
-    """The JSON file `name` in the folder of `path`; None if there is none."""
-    beside = os.path.join(os.path.dirname(path), name)
-    if not os.path.isfile(beside):
-        return None
-    with open(beside) as file:
-        try:
-            return json.load(file)
-        except ValueError as error:
-            raise BadInput(f"{beside} is damaged ({error}): restore it, or do without compute and time.") from None
-
-
-def model_name(model):
-    """The last part of a Hub id or folder: the paper's models keep their name wherever they lie, and seeds that have a
-    model each (tiny.py) belong together."""
-    return os.path.basename(os.path.normpath(model))
-
-
-def read_run(path, number):
-    """The run in `path`; `number` stands for the seed where there is no explore.json."""
-    attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
-    settings, result = explored.get("settings", {}), explored.get("result")  # no result: the run has not ended yet
-    records = [record for steps in attempts.values() for record in steps.values()]
-    if result and len(attempts) < result["problems"]:
-        print(f"Note: {path} has answers to {len(attempts)} of its {result['problems']} problems.", file=sys.stderr)
-    last, most = measures.complete_steps(attempts), max(map(max, attempts.values()))
-    curves = {"calls": [*range(1, last + 1)], "pass": measures.pass_curve(attempts, last),
-              "accuracy": measures.accuracy_curve(attempts, last), "length": measures.length_curve(attempts, last),
-              **measures.token_curves(attempts, last)}
-    if result:
-        curves["petaflops"] = [measures.petaflops(result["parameters"], tokens) for tokens in curves["all"]]
-        startup = result["startup_seconds"]  # a run that goes on has taken longer than its explore.json knows
-        wall = max(result["wall_seconds"], *(record.get("elapsed_seconds", 0) - startup for record in records))
-        curves["hours"] = measures.hour_curve(attempts, last, startup, wall, result["gpus"])
-        cap = settings["gpu_hours"] or float("inf")
-        last = sum(hours <= cap for hours in curves["hours"])  # App. C.4: min(K, k_5h)
-    if last == 0:
-        raise BadInput(f"{path}: no step is complete for every problem (within its --gpu-hours): go on with the same "
-                       "explore.py command.")
-    if last < most:
-        print(f"Note: {path} goes up to step {most}, and counts up to step {last}, the last one that every problem "
-              "completed within the cap.", file=sys.stderr)
-    if records[0]["method"] == "random":
-        method = "random sampling"
-    else:
-        usual = {"memory": "leaf", "restart": 5, "tail": 2000, "compress": "tail", "update_every": None}
-        changed = [key for key in usual if settings.get(key, usual[key]) != usual[key]]
-        method = ", ".join(["LEAF", *(f"{key} {settings[key]}" for key in changed)])
-    bench = records[0]["bench"] + (" (train)" if settings.get("split") == "train" else "")
-    return Run(path, attempts, bench, method, model_name(settings.get("model", "model")), settings.get("seed", number),
-               {name: values[:last] for name, values in curves.items()}, result and result["parameters"])
-
-
-def read_group(paths):
-    """The runs of one method; errors: BadInput if they are of several, or if the seeds do not match."""
-    seeds = {}
-    for run in (runs := [read_run(path, number) for number, path in enumerate(paths, 1)]):
-        if run.method != runs[0].method:
-            raise BadInput(f"{runs[0].path} is {runs[0].method} and {run.path} is {run.method}: compare two methods "
-                           "with --rollouts and --versus.")
-        cells = seeds.setdefault(run.seed, {})
-        if (run.model, run.bench) in cells:
-            raise BadInput(f"{cells[run.model, run.bench].path} and {run.path} are both {run.model} on {run.bench} "
-                           f"with seed {run.seed}: name one of them.")
-        cells[run.model, run.bench] = run
-    seeds = [cells for _, cells in sorted(seeds.items())]
-    if any(set(cells) != set(seeds[0]) for cells in seeds):
-        raise BadInput("the seeds have different models or benches: name every run of each seed, or fewer seeds.")
-    for cells in seeds:
-        last = min(len(run.curves["calls"]) for run in cells.values())
-        for run in cells.values():
-            run.curves = {name: values[:last] for name, values in run.curves.items()}
-    return Group(runs[0].method, seeds, [overall(cells) for cells in seeds])
-
-
-RATES = ("calls", "pass", "accuracy", "length")  # averaged over benches; all other curves are costs, which add up
-
-
-def overall(cells):
-    """Curves of one seed over its benches and models: rates averaged and costs summed over benches, then averaged over
-    models (Fig. 3)."""
-    models = dict.fromkeys(model for model, _ in cells)
-    by_model = [[run.curves for run in cells.values() if run.model == model] for model in models]
-    curves = {}
-    for name in [name for name in by_model[0][0] if all(name in run for model in by_model for run in model)]:
-        over_benches = []
-        for model in by_model:
-            factor = 1 if name in RATES else len(model)
-            over_benches.append([factor * x for x in measures.mean_curve([run[name] for run in model])])
-        curves[name] = measures.mean_curve(over_benches)
-    return curves
-
-
-def seed_means(group):
-    """The overall curves of a group averaged over its seeds."""
-    names = [name for name in group.curves[0] if all(name in c for c in group.curves)]
-    return {name: measures.mean_curve([c[name] for c in group.curves]) for name in names}
+def with_paper(table, numbers):
+    """The table with the paper's rows below its own; `numbers`, of paper.py: {a row's first cells: its others}."""
+    size, rows = len(next(iter(numbers), ())), []
+    for row in table.rows:
+        rows.append(row)
+        key = tuple(row[:size])
+        if key in numbers:
+            rows.append([f"{key[0]} (paper)", *key[1:], *numbers[key]])
+    return dataclasses.replace(table, rows=rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -211,15 +69,12 @@ def at_end(curves):
                      for name, unit in units.items())]
 
 
-def result_table(groups, paper=False):
-    """Tables 11, 13 and 20: what the runs reached at their last step and what that cost; `paper`: its numbers below."""
+def result_table(groups):
+    """Tables 11, 13, 20, 22, 23 and 25: what the runs reached at their last step and what that cost."""
     rows = []
     for group in groups:
-        for model, bench in group.seeds[0]:
-            rows.append([model, bench, group.method, *at_end([cells[model, bench].curves for cells in group.seeds])])
-            if paper and (model, bench) in PAPER and group.method in ("random sampling", "LEAF"):
-                numbers = PAPER[model, bench][group.method == "LEAF"]
-                rows.append([model, bench, f"{group.method} (paper)", "24", *numbers])
+        for key in group.seeds[0]:
+            rows.append([*key, group.method, *at_end([cells[key].curves for cells in group.seeds])])
         if len(group.seeds[0]) > 1:
             rows.append(["all", "all", group.method, *at_end(group.curves)])
     return Table("Results at the last step (over all: rates are means, costs are sums over benches, means over models)",
@@ -230,13 +85,14 @@ def result_table(groups, paper=False):
 def curve_table(group):
     """pass@k, mean accuracy and cost step by step (Fig. 3)."""
     mean, rows = seed_means(group), []
+    kinds = [kind for kind in (*measures.TOKENS, "update") if kind in mean and (kind != "summary" or mean[kind][-1])]
     for k in range(len(mean["calls"])):
         rows.append([k + 1, *(over_seeds([100 * c[name][k] for c in group.curves]) for name in ("pass", "accuracy")),
-                     *(round(mean[name][k]) for name in ("prompt", "completion", "draft", "judge")),
+                     *(round(mean[kind][k]) for kind in kinds),
                      *(mean[name][k] if name in mean else None for name in ("petaflops", "hours"))])
     return Table(f"{group.method} up to each step (GPU hours are an allotment by sampling time)",
-                 ["step", "pass@k (%)", "mean accuracy (%)", "prompt tokens", "completion tokens", "draft tokens",
-                  "judge tokens", "PFLOPs", "GPU hours"], rows)
+                 ["step", "pass@k (%)", "mean accuracy (%)", *(f"{kind} tokens" for kind in kinds), "PFLOPs",
+                  "GPU hours"], rows)
 
 
 def repeat_table(group):
@@ -265,48 +121,67 @@ def final_answer(record):
     """What Table 28 compares: the box on MATH, the program on code, the text after "Final answer:" on SciKnowEval; on a
     bench of the user's own the first of the three that is there. None without one."""
     response, bench = record["response"], record["bench"]
-    box = verifiers.last_boxed(response)
-    program = max(re.findall(r"^```[^\n]*\n(.*?)^```", response, re.DOTALL | re.MULTILINE), key=len, default=None)
+    box, program = verifiers.last_boxed(response), programs.program_of(response)
     text = response.rpartition("Final answer:")[2] if "Final answer:" in response else None
     known = {"math500": box, "arithmetic": box, "lcb": program, "mbpp": program, "sciknoweval": text}
     return known.get(bench, box or program or text)
 
 
-def update_table(run, samples, steps, gpus):
+def update_table(run, steps, gpus):
     """Table 19 for one run: exploration and policy update, in both accountings of the update's compute (App. E.5).
 
-    `samples`, `steps`: the lines of samples.jsonl and distill.jsonl. The update's hours leave out its start-up.
+    `steps`: the lines of distill.jsonl. The update's hours leave out its start-up.
     """
     if run.parameters is None:
         raise BadInput(f"{run.path} has no result in the explore.json beside it: let explore.py end first.")
-    here, paper, trained = measures.update_tokens(samples)
+    here, papers, trained = measures.update_tokens(steps)
     hours = gpus * sum(s["sample_seconds"] + s["train_seconds"] for s in steps) / 3600
-    rows = [["exploration", run.curves["all"][-1], 0, run.curves["petaflops"][-1], run.curves["hours"][-1]],
-            ["update", here, trained, measures.petaflops(run.parameters, here, trained), hours],
-            ["update, with the paper's behaviour pass", paper, trained,
-             measures.petaflops(run.parameters, paper, trained), hours]]
+    stages = {"exploration": (run.curves["all"][-1], 0, run.curves["petaflops"][-1], run.curves["hours"][-1]),
+              "update": (here, trained, measures.petaflops(run.parameters, here, trained), hours),
+              "update, with the paper's behaviour pass": (papers, trained,
+                                                          measures.petaflops(run.parameters, papers, trained), hours)}
     return Table("Cost of training (Table 19)",
-                 ["stage", "forward tokens", "trained tokens", "PFLOPs", "GPU hours"], rows)
+                 ["model", "bench", "stage", "forward tokens", "trained tokens", "PFLOPs", "GPU hours"],
+                 [[run.model, run.bench, stage, *numbers] for stage, numbers in stages.items()])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparisons of two methods
 
 
-def all_tables(groups, paper=False):
-    """The tables of one group, or of the first of two against the second, with as many seeds of the same benches."""
+def read_groups(*paths):
+    """A group of each list of files; two groups of one method have their folders in their names."""
+    groups = [read_group(files) for files in paths if files]
+    if len({group.method for group in groups}) < len(groups):
+        for group, files in zip(groups, paths):
+            group.method += f" ({os.path.dirname(files[0]) or '.'})"
+    return groups
+
+
+def all_tables(groups):
+    """The tables of one group, or of the first of two against the second, with as many seeds of the same benches.
+
+    -> [(Table, the paper's numbers for its rows)], see `with_paper`.
+    """
     independent = [group for group in groups if group.method.startswith("random")]
     leaf = [group for group in groups if group not in independent]
-    tables = [result_table(groups, paper), *map(curve_table, groups), *map(repeat_table, independent)]
-    if len(groups) == 1:
-        return tables
-    if len(groups[0].seeds) != len(groups[1].seeds) or set(groups[0].seeds[0]) != set(groups[1].seeds[0]):
-        raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same ones.")
-    tables += [speed_table(*groups), length_table(*groups)]
-    if len(leaf) == 2:
-        tables.append(paired_table(*leaf))
-    elif len(leaf) == 1:
-        tables.append(pooled_table(leaf[0], independent[0]))
+    tables = [(result_table(groups), paper.EXPLORATION), *((curve_table(group), {}) for group in groups),
+              *((repeat_table(group), paper.REPEATS) for group in independent)]
+    if len(groups) == 2:
+        if len(groups[0].seeds) != len(groups[1].seeds) or set(groups[0].seeds[0]) != set(groups[1].seeds[0]):
+            raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same "
+                           "ones.")
+        speed, lengths = {}, {}
+        if [group.method for group in groups] == ["LEAF", "random sampling"]:
+            lengths = paper.LENGTHS
+            if set(groups[0].seeds[0]) == set(lengths):  # all models and benches of the paper
+                speed = {("verifier calls",): [*[None] * (len(groups[0].seeds) + 1), paper.CALLS_SPEED_UP]}
+                lengths = lengths | {("mean", ""): paper.MEAN_LENGTH}
+        tables += [(speed_table(*groups), speed), (length_table(*groups), lengths)]
+        if len(leaf) == 2:
+            tables.append((paired_table(*leaf), paper.PAIRED.get((leaf[0].method, leaf[1].method), {})))
+        elif len(leaf) == 1:
+            tables.append((pooled_table(leaf[0], independent[0]), paper.POOLED.get(leaf[0].method, {})))
     return tables
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import curves
 import distill
 import engine
 import evaluate
+import paper
 import report
 from conftest import make_model
 from data import BadInput
@@ -33,7 +35,7 @@ def record(problem, step, mark, method="leaf", previous="x", **changes):
             "verify_seconds": 0.1, "elapsed_seconds": 3960.0, **changes}
 
 
-def write_run(folder, answers, method="leaf", seed=1, model="Qwen/Qwen3-8B", explored=True, **settings):
+def write_run(folder, answers, method="leaf", seed=1, model="Qwen/Qwen3-8B", explored=True, failed={}, **settings):
     """A folder with rollouts.jsonl and explore.json; returns the path of the former."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -45,7 +47,7 @@ def write_run(folder, answers, method="leaf", seed=1, model="Qwen/Qwen3-8B", exp
         settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed,
                     "memory": "leaf", "restart": 5,
                     "compress": "tail", "update_every": None, "gpu_hours": 5, **settings}
-        result = {"problems": len(answers), "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1,
+        result = {"problems": len(answers), "failed": failed, "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1,
                   "parameters": 1_000_000_000}
         (folder / "explore.json").write_text(json.dumps({"settings": settings, "versions": {}, "result": result}))
     return str(folder / "rollouts.jsonl")
@@ -64,7 +66,7 @@ def rows(table):
 
 
 def test_result_table_of_one_run(tmp_path):
-    group = report.read_group([write_run(tmp_path, {"a": "x x R", "b": "y y y"})])
+    group = curves.read_group([write_run(tmp_path, {"a": "x x R", "b": "y y y"})])
     row, = rows(report.result_table([group]))
     assert row["method"] == "LEAF" and row["steps"] == "3"
     assert row["mean accuracy (%)"] == pytest.approx(100 / 6) and row["pass@k (%)"] == 50
@@ -74,7 +76,7 @@ def test_result_table_of_one_run(tmp_path):
 
 
 def test_curve_table_goes_step_by_step(tmp_path):
-    group = report.read_group([write_run(tmp_path, {"a": "x R", "b": "y y"})])
+    group = curves.read_group([write_run(tmp_path, {"a": "x R", "b": "y y"})])
     table = rows(report.curve_table(group))
     assert [row["pass@k (%)"] for row in table] == [0, 50]
     assert [[row[f"{kind} tokens"] for kind in ("prompt", "completion", "draft", "judge")] for row in table] == [
@@ -85,15 +87,15 @@ def test_curve_table_goes_step_by_step(tmp_path):
 def test_seeds_give_mean_and_deviation(tmp_path):
     paths = [write_run(tmp_path / "2", {"a": "R R", "b": "R R"}, seed=2),
              write_run(tmp_path / "1", {"a": "x x", "b": "R x"}, seed=1)]
-    row, = rows(report.result_table([report.read_group(paths)]))
+    row, = rows(report.result_table([curves.read_group(paths)]))
     assert row["pass@k (%)"] == pytest.approx((75, 50 ** 0.5 * 5))
-    assert "75.00 ± 35.36" in report.result_table([report.read_group(paths)]).markdown()
+    assert "75.00 ± 35.36" in report.result_table([curves.read_group(paths)]).markdown()
 
 
 def test_seeds_with_a_model_each_belong_together(tmp_path):
     """As tiny.py makes them: OUT/model of each seed."""
     paths = [write_run(tmp_path / str(s), {"a": "R"}, seed=s, model=f"out/tiny{s}/model") for s in (1, 2)]
-    row, = rows(report.result_table([report.read_group(paths)]))
+    row, = rows(report.result_table([curves.read_group(paths)]))
     assert row["model"] == "model" and row["pass@k (%)"] == (100, 0)
 
 
@@ -102,7 +104,7 @@ def test_overall_averages_rates_and_adds_costs(tmp_path):
     first = write_run(tmp_path / "math", {"a": "x R R"})
     second = write_run(tmp_path / "own", {"b": "x x"})
     Path(second).write_text(Path(second).read_text().replace("math500", "own"))
-    table = rows(report.result_table([report.read_group([first, second])]))
+    table = rows(report.result_table([curves.read_group([first, second])]))
     assert [row["steps"] for row in table] == ["2", "2", "2"]
     assert [row["pass@k (%)"] for row in table] == [100, 0, 50]
     hours = [0.1 + 2 / 3, 1.1]
@@ -110,38 +112,64 @@ def test_overall_averages_rates_and_adds_costs(tmp_path):
 
 
 def test_a_run_is_cut_at_the_cap(tmp_path, capsys):
-    run = report.read_run(write_run(tmp_path, {"a": "x x x x"}, gpu_hours=0.7), 1)   # hours: 0.35, 0.6, 0.85, 1.1
+    run = curves.read_run(write_run(tmp_path, {"a": "x x x x"}, gpu_hours=0.7), 1)   # hours: 0.35, 0.6, 0.85, 1.1
     assert run.curves["hours"] == pytest.approx([0.35, 0.6])
-    assert "counts up to step 2" in capsys.readouterr().err
+    assert "counts up to step 2: the last one within its cap of 0.7 GPU hours." in capsys.readouterr().err
 
 
 def test_a_run_that_stopped_at_step_16_says_so(tmp_path, capsys):
-    run = report.read_run(write_run(tmp_path, {"a": "x " * 16, "b": "x " * 20}), 1)
-    assert len(run.curves["pass"]) == 16
-    assert "goes up to step 20, and counts up to step 16" in capsys.readouterr().err
+    """b's right answers at steps 17 to 20 do not count: a has none there."""
+    run = curves.read_run(write_run(tmp_path, {"a": "x " * 15 + "R", "b": "x " * 16 + "R " * 4}), 1)
+    assert run.curves["pass"] == [0] * 15 + [0.5]
+    assert run.curves["accuracy"][-1] == 1 / 32
+    assert "up to step 20, and counts up to step 16: step 17 is missing for 1 of 2 problems, such as a." \
+        in capsys.readouterr().err
+
+
+def test_a_problem_that_outgrew_the_window_is_named(tmp_path, capsys):
+    """The segment of its steps 2 to 5 could not go on; the others did. SPEC: the last step that all have completed."""
+    path = write_run(tmp_path, {"a": "x . . . . x", "b": "x " * 6, "c": "x " * 5}, failed={"a": "its context is long."})
+    assert curves.read_run(path, 1).curves["calls"] == [1]
+    assert "step 2 is missing for 1 of 3 problems, such as a (its context is long.)" in capsys.readouterr().err
+
+
+def test_interleaved_updates_are_part_of_the_cost(tmp_path):
+    """Two problems, four steps of 28 tokens and a draft of 8 each; update 1 after step 2: 30 + 50 tokens, 360 s."""
+    path = write_run(tmp_path, {"a": "x R R R", "b": "x x x x"}, update_every=2)
+    update = {"step": 1, "student_tokens": 30, "teacher_tokens": 50, "sample_seconds": 300.0, "train_seconds": 60.0}
+    (tmp_path / "updates").mkdir()
+    (tmp_path / "updates" / "distill.jsonl").write_text(json.dumps(update) + "\n")
+    run = curves.read_run(path, 1)
+    assert run.method == "LEAF, update_every 2"
+    assert run.curves["all"] == [44, 72 + 80, 100 + 80, 128 + 80]
+    assert run.curves["petaflops"] == pytest.approx([2e-6 * 44, *(2e-6 * x + 6e-6 * 30 for x in (152, 180, 208))])
+    # start-up 0.1 h; 0.9 h of sampling in four equal parts; the update 0.1 h
+    assert run.curves["hours"] == pytest.approx([0.1 + 0.225, 0.2 + 0.45, 0.2 + 0.675, 1.1])
+    table = rows(report.curve_table(curves.read_group([path])))
+    assert [row["update tokens"] for row in table] == [0, 80, 80, 80]
 
 
 def test_a_run_that_goes_on_counts_its_time_so_far(tmp_path):
     path = Path(write_run(tmp_path, {"a": "x R"}))
     path.write_text(path.read_text() + json.dumps(record("a", 3, "R", elapsed_seconds=360 + 7200)) + "\n")
-    assert report.read_run(str(path), 1).curves["hours"] == pytest.approx([0.1 + 2 * k / 3 for k in (1, 2, 3)])
+    assert curves.read_run(str(path), 1).curves["hours"] == pytest.approx([0.1 + 2 * k / 3 for k in (1, 2, 3)])
 
 
 def test_without_explore_json_there_is_no_compute_and_no_time(tmp_path):
-    row, = rows(report.result_table([report.read_group([write_run(tmp_path, {"a": "x R"}, explored=False)])]))
+    row, = rows(report.result_table([curves.read_group([write_run(tmp_path, {"a": "x R"}, explored=False)])]))
     assert row["PFLOPs"] is None and row["GPU hours"] is None and row["pass@k (%)"] == 100
 
 
 def test_ablations_and_training_sets_have_their_own_names(tmp_path):
-    run = report.read_run(write_run(tmp_path, {"a": "x"}, memory="no-feedback", restart=2, split="train"), 1)
+    run = curves.read_run(write_run(tmp_path, {"a": "x"}, memory="no-feedback", restart=2, split="train"), 1)
     assert (run.method, run.bench) == ("LEAF, memory no-feedback, restart 2", "math500 (train)")
 
 
 def test_comparison_with_random_sampling(tmp_path):
-    leaf = report.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R"})])
-    independent = report.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
-    repeats, speed, length, pooled = map(rows, report.all_tables([leaf, independent])[3:])
-    cell = {"model": report.QWEN, "bench": "math500"}
+    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R"})])
+    independent = curves.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
+    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[3:])
+    cell = {"model": paper.QWEN, "bench": "math500"}
     assert repeats == [cell | {"wrong": 7, "repeat (%)": pytest.approx(300 / 7)}]
     # LEAF's pass rates 0, 1/2, 1, 1 reach random sampling's last 1/2 at call 2; 4 / 2
     assert speed[0]["x axis"] == "verifier calls" and speed[0]["mean"] == 2 and speed[0]["mean curve"] == 2
@@ -154,8 +182,8 @@ def test_comparison_with_random_sampling(tmp_path):
 
 
 def test_comparison_of_two_memories(tmp_path):
-    leaf = report.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z"})])
-    blind = report.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R"},
+    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z"})])
+    blind = curves.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R"},
                                          memory="no-feedback")])
     row = report.paired_table(leaf, blind).rows[0]
     assert row[2] == 2                                                               # a and c have transitions in both
@@ -173,14 +201,116 @@ def test_json_has_the_numbers_of_the_tables_and_the_plot_is_drawn(tmp_path, caps
     tables = json.loads((tmp_path / "numbers.json").read_text())
     assert [table["title"] in out for table in tables] == [True] * len(tables)
     assert tables[0]["rows"][0][5] == [100.0, 0.0] and "100.00 ± 0.00" in out
-    assert "| LEAF (paper) | 24 | 87.30 | 96.73 |" in out
+    assert "| Qwen3-8B (paper) | math500 | LEAF | 24 | 87.30 | 96.73 |" in out
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The paper's numbers
+
+
+def papers(pairs):
+    """The paper's rows of (Table, numbers), by the number of the paper's table in the title."""
+    found = {}
+    for table, numbers in pairs:
+        shown = report.with_paper(table, numbers)
+        assert {len(row) for row in shown.rows} == {len(table.columns)}
+        assert [row for row in shown.rows if "(paper)" not in str(row[0])] == table.rows
+        found |= {table.title.rpartition("(")[2].strip(")"): [row for row in shown.rows if row not in table.rows]}
+    return found
+
+
+def test_paper_rows_stand_below_those_of_its_models_and_benches(tmp_path):
+    leaf, blind = (curves.read_group([write_run(tmp_path / m, {"a": "x x R", "b": "y R R"}, memory=m)])
+                   for m in ("leaf", "no-feedback"))
+    independent = curves.read_group([write_run(tmp_path / "random", {"a": "x y x", "b": "y R y"}, method="random")])
+    name = ["Qwen3-8B (paper)", "math500"]
+    found = papers(report.all_tables([leaf, independent]))
+    assert found["Table 7"] == [[*name, 1912, 45.7]]
+    assert found["Table 9"] == [[*name, None, 60.9, 16.6, 3.67]]
+    assert found["Table 3"] == [[*name, pytest.approx(694 / 883), pytest.approx(96.73 - 97.33)]]
+    assert found["Table 14"] == []                       # the paper's is over all of its models and benches
+    assert papers(report.all_tables([leaf, blind]))["Table 8"][0][:6] == [*name, 143, 52.5, 65.0, -12.5]
+    assert papers(report.all_tables([blind, leaf]))["Table 8"] == []     # the paper has it the other way round
+    assert papers(report.all_tables([blind, independent]))["Table 9"] == [[*name, None, 73.4, 17.3, 4.24]]
+    own = curves.read_group([write_run(tmp_path / "own", {"a": "x R"}, model="own")])
+    assert not any(papers(report.all_tables([own])).values())
+
+
+def test_speed_up_of_the_paper_is_over_all_its_models_and_benches(tmp_path):
+    cells = [(m, b) for m in ("Qwen/Qwen3-8B", "allenai/Olmo-3-7B-Instruct") for b in paper.BENCHES]
+    files = {"leaf": [], "random": []}
+    for method, names in files.items():
+        for number, (model, bench) in enumerate(cells):
+            names.append(write_run(tmp_path / f"{method}{number}", {"a": "R"}, method=method, model=model))
+            Path(names[-1]).write_text(Path(names[-1]).read_text().replace("math500", bench))
+    found = papers(report.all_tables(report.read_groups(files["leaf"], files["random"])))
+    assert found["Table 14"] == [["verifier calls (paper)", None, None, 4.07]]
+    assert found["Table 3"][-1] == ["mean (paper)", "", 1.17, 4.88]
+
+
+@pytest.mark.parametrize("model, method, accuracy, passed, tokens, petaflops, hours", [
+    # Overall of Tables 11, 23 and 25; Total of Tables 13, 22 and 25
+    (paper.QWEN, "random sampling", 62.96, 77.44, 38.1, 625, 0.66),
+    (paper.QWEN, "LEAF", 68.00, 80.84, 63.7, 1043, 1.47),
+    (paper.QWEN, "LEAF, memory no-response", 63.63, 79.70, 52.1, 854, 1.47),
+    (paper.QWEN, "LEAF, memory no-feedback", 65.00, 77.84, 69.5, 1139, 1.56),
+    (paper.QWEN, "LEAF, memory last3", 68.46, 80.63, 84.0, 1377, 1.74),
+    (paper.QWEN, "LEAF, restart 2", 65.72, 80.86, 74.3, 1217, 1.68),
+    (paper.QWEN, "LEAF, restart 10", 69.04, 80.64, 60.6, 992, 1.43),
+    (paper.QWEN, "LEAF, restart never", 70.77, 79.83, 57.0, 934, 1.36),
+    (paper.QWEN, "LEAF, update_every 1", 68.01, 80.48, None, 3557, 5.55),
+    (paper.QWEN, "LEAF, update_every 2", 68.23, 80.80, None, 2302, 4.38),
+    (paper.QWEN, "LEAF, update_every 5", 67.61, 80.53, None, 1463, 3.40),
+    (paper.OLMO, "random sampling", 61.68, 78.15, 46.3, 676, 3.42),
+    (paper.OLMO, "LEAF", 69.20, 84.50, 87.3, 1275, 6.43),
+    (paper.OLMO, "LEAF, memory no-response", 63.16, 82.49, 68.3, 998, 5.77),
+    (paper.OLMO, "LEAF, memory no-feedback", 69.13, 83.72, 101.5, 1482, 7.19),
+    (paper.OLMO, "LEAF, memory last3", 70.11, 84.71, 113.9, 1663, 6.84),
+    (paper.OLMO, "LEAF, restart 2", 68.75, 85.35, 106.0, 1548, 8.18),
+    (paper.OLMO, "LEAF, restart 10", 70.17, 84.94, 80.9, 1181, 5.85),
+    (paper.OLMO, "LEAF, restart never", 70.43, 83.80, 74.2, 1083, 4.97),
+    (paper.OLMO, "LEAF, update_every 1", 69.52, 85.16, None, 3898, 13.97),
+    (paper.OLMO, "LEAF, update_every 2", 69.34, 84.14, None, 2650, 11.40),
+    (paper.OLMO, "LEAF, update_every 5", 69.63, 84.25, None, 1730, 9.70)])
+def test_the_papers_cells_add_up_to_its_totals(model, method, accuracy, passed, tokens, petaflops, hours):
+    cells = [paper.EXPLORATION[model, bench, method] for bench in paper.BENCHES]
+    assert [sum(cell[i] for cell in cells) / 4 for i in (1, 2)] == pytest.approx([accuracy, passed], abs=0.02)
+    if tokens:
+        assert sum(cell[3] for cell in cells) == pytest.approx(tokens, abs=0.2)
+    assert sum(cell[4] for cell in cells) == pytest.approx(petaflops, abs=2)
+    assert sum(cell[5] for cell in cells) == pytest.approx(hours, abs=0.02)
+
+
+def test_the_papers_other_tables_agree_with_themselves():
+    lengths, gains = zip(*paper.LENGTHS.values())
+    assert (sum(lengths) / 8, sum(gains) / 8) == pytest.approx(paper.MEAN_LENGTH, abs=0.006)
+    for comparison in paper.PAIRED.values():
+        for _, *repeats, a, b, difference, low, high in comparison.values():
+            for ours, theirs, delta, start, end in (repeats, (a, b, difference, low, high)):
+                assert ours - theirs == pytest.approx(delta, abs=0.11) and start < delta < end
+    for table in paper.POOLED.values():
+        for _, repeats, base, ratio in table.values():
+            assert repeats / base == pytest.approx(ratio, abs=0.03)
+    for _, base, update, rollout, gain in paper.INTERNALIZATION.values():
+        assert 100 * (update - base) / (rollout - base) == pytest.approx(gain, abs=0.2)
+    for (model, traces), average in {(paper.QWEN, "success"): 85.69, (paper.QWEN, "failure"): 55.73,    # section 3.3.4
+                                     (paper.QWEN, "random"): 79.33, (paper.OLMO, "success"): 78.37,
+                                     (paper.OLMO, "failure"): 58.12, (paper.OLMO, "random"): 76.60}.items():
+        cells = [paper.TEACHER[model, bench, traces] for bench in paper.TRAIN]
+        assert sum(accuracy for _, accuracy in cells) / 3 == pytest.approx(average, abs=0.006)
+    for model, total in ((paper.QWEN, 2.12), (paper.OLMO, 4.11)):                                       # App. E.5
+        assert sum(paper.UPDATE[model, bench, "update"][-1] for bench in paper.TRAIN) == pytest.approx(total)
+    for model, policy, overall in ((paper.QWEN, "base model", 59.42), (paper.QWEN, "adapter", 64.69),   # Table 2
+                                   (paper.OLMO, "base model", 59.87), (paper.OLMO, "adapter", 63.01)):
+        averages = [paper.TESTS[model, bench, policy][1] for bench in ("lcb", "math500", "sciknoweval")]
+        assert sum(averages) / 3 == pytest.approx(overall, abs=0.006)
 
 
 def test_a_torn_last_line_is_left_out_with_a_note(tmp_path, capsys):
     path = Path(write_run(tmp_path, {"a": "x R", "b": "y y"}))
     path.write_text(path.read_text()[:-30])
-    assert len(report.read_run(str(path), 1).curves["pass"]) == 1
+    assert len(curves.read_run(str(path), 1).curves["pass"]) == 1
     assert str(path) in capsys.readouterr().err
 
 
@@ -356,7 +486,8 @@ def trained(tmp_path, toy_model):
     samples = [{"step": step, "problem": problem, "response": response, "truncated": False, "prompt_tokens": 10,
                 "completion_tokens": 5, "context_tokens": 30}
                for step, problem, response in ((1, "p1", RIGHT), (1, "p2", RIGHT), (2, "p1", WRONG))]
-    steps = [{"step": step, "sample_seconds": 1800.0, "train_seconds": 900.0} for step in (1, 2)]
+    steps = [{"step": step, "student_tokens": 15 * n, "teacher_tokens": 35 * n, "sample_seconds": 1800.0,
+              "train_seconds": 900.0} for step, n in ((1, 2), (2, 1))]
     for name, lines in (("cplus", cplus), ("samples", samples), ("distill", steps)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "distill.json").write_text(json.dumps({"settings": {"cplus": str(tmp_path / "cplus.jsonl")}}))
@@ -376,8 +507,9 @@ def test_teacher_accuracy_and_trace_statistics(trained, scripted):
     assert [row["accuracy (%)"] for row in accuracy] == pytest.approx([700 / 12, 700 / 12, 500 / 8])
     # failure: p1 the restart at step 1; p2 after right and after wrong; p4 none. random: p1 swaps its two verdicts, p4
     # has only one
-    assert traces == [{"problems": 3, "successful per problem": 2, "failure per problem": 1, "plain prompt": 1,
-                       "random": 4, "from other problems": 2, "restart": 2}]
+    assert traces == [{"model": "model", "bench": "own", "problems": 3, "successful per problem": 2,
+                       "failure per problem": 1, "plain prompt": 1, "random": 4, "from other problems": 2,
+                       "restart": 2}]
     turns = ["p1 was wrong. Revise it.", "p1 was right. Revise it."]
     drawn = [distill.draw_context(turns, 1, k, "p1") for k in (1, 2, 3, 4)]   # sample k: as the trainer draws at step k
     assert [r["text"] for r in fake.requests if "p1" in r["text"]][:4] == drawn
@@ -390,7 +522,7 @@ def test_without_a_second_feedback_text_there_are_no_random_traces(trained):
     rollouts = [json.loads(line) for line in (trained / "rollouts.jsonl").read_text().splitlines()]
     for r in [line for kept in lines.values() for line in kept] + rollouts:
         r["context"][-1]["content"] = "Check it." if r["step"] == 1 else "It was wrong."
-    row, = rows(evaluate.trace_table(lines, rollouts))
+    row, = rows(evaluate.trace_table(["model", "own"], lines, rollouts))
     assert (row["random"], row["from other problems"], row["restart"]) == (None, None, 2)
 
 
@@ -405,18 +537,35 @@ def test_internalization_and_cost_of_the_update(trained, scripted):
         [2e-6 * exploration, 2e-6 * 150 + 6e-6 * 45, 2e-6 * 195 + 6e-6 * 45])
     assert [row["GPU hours"] for row in cost] == pytest.approx([1.1, 1.5, 1.5])
     # p4 has no student response. base: p1 1/4, p2 4/4; update: p1's last is wrong, p2's right; step 3: p1 right alone
-    assert kept == [{"problems": 2, "base (%)": 62.5, "update (%)": 50, "rollout, step 3 (%)": 50,
-                     "relative gain (%)": 100}]
+    assert kept == [{"model": "model", "bench": "own", "problems": 2, "base (%)": 62.5, "update (%)": 50,
+                     "rollout, step 3 (%)": 50, "relative gain (%)": 100}]
 
 
 def test_cost_of_the_update_needs_no_engine(trained, capsys):
     call("--update", trained)
-    assert "| update | 150 | 45 |" in capsys.readouterr().out
+    assert "| own | update | 150 | 45 |" in capsys.readouterr().out
+
+
+def test_paper_rows_of_tests_and_training_problems(trained, scripted, monkeypatch, toy_model):
+    """With the own bench in the place of one of the paper's."""
+    scripted(ScriptedEngine(RESPONSES | {"p3": [WRONG] * 4}))
+    for numbers, rest in ((paper.TESTS, ("base model",)), (paper.TEACHER, ("success",)), (paper.TRACES, ()),
+                          (paper.UPDATE, ("update",)), (paper.INTERNALIZATION, ())):
+        monkeypatch.setitem(numbers, ("model", "own", *rest), next(iter(numbers.values())))
+    monkeypatch.setattr(evaluate, "bench_name", lambda bench, split: "own")
+    call("--bench", trained / "own.jsonl", "--model", toy_model, "--engine", "hf", "--out", trained / "b.json", "--paper")
+    call("--teacher", "--cplus", trained / "cplus.jsonl", "--engine", "hf", "--paper", "--out", trained / "t.json")
+    call("--update", trained, "--internalization", "--engine", "hf", "--paper", "--out", trained / "i.json")
+    shown = [table for name in "bti" for table in json.loads((trained / f"{name}.json").read_text())["tables"]]
+    assert len(shown) == 5
+    for table in shown:
+        assert [row[0] for row in table["rows"]].count("model (paper)") == 1
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}
 
 
 def test_self_correction_on_the_problems_of_cplus(trained, tmp_path):
     """p1 8>R R>R, p2 R>8 8>8, p4 R>R R>R; p2's two wrong answers have no box, so they are no repeat."""
-    group = report.read_group([str(trained / "rollouts.jsonl")])
+    group = curves.read_group([str(trained / "rollouts.jsonl")])
     row = report.correction_table([group], distill.read_cplus(trained / "cplus.jsonl")).rows[0]
     assert row[3:] == pytest.approx([50, 25, 0, 200 / 3, 600 / 9])
 
@@ -425,7 +574,7 @@ def test_final_answer_is_what_the_bench_asks_for():
     response = "```python\nshort\n```\nand\n```python\nthe longer one\n```\nFinal answer: 3 m\n\\boxed{7}"
     found = {bench: report.final_answer({"bench": bench, "response": response})
              for bench in ("math500", "lcb", "sciknoweval", "own")}
-    assert found == {"math500": "7", "lcb": "the longer one\n", "sciknoweval": " 3 m\n\\boxed{7}", "own": "7"}
+    assert found == {"math500": "7", "lcb": "the longer one", "sciknoweval": " 3 m\n\\boxed{7}", "own": "7"}
     assert [report.final_answer({"bench": bench, "response": "no idea"}) for bench in found] == [None] * 4
 
 
@@ -464,6 +613,11 @@ BAD = {
     "a file of something else": (lambda f: ["--rollouts", str(own_bench(f))], "not a file of rollouts"),
     "a damaged explore.json": (damaged, "explore.json is damaged"),
     "no complete step": (lambda f: ["--rollouts", write_run(f, {"a": "x", "b": ". x"})], "no step is complete"),
+    "a problem without answers": (lambda f: ["--rollouts", write_run(f, {"a": "x", "b": "."})], "1 of its 2 problems"),
+    "a problem that no window holds": (
+        lambda f: ["--rollouts", write_run(f, {"a": "x", "b": "."}, failed={"b": "its context is long."})],
+        "such as b (its context is long.)"),
+    "a cap that step 1 breaks": (lambda f: ["--rollouts", write_run(f, {"a": "x"}, gpu_hours=0.5)], "cap of 0.5 GPU"),
     "two methods in one group": (
         lambda f: ["--rollouts", write_run(f / "1", {"a": "x"}), write_run(f / "2", {"a": "x"}, method="random")],
         "--versus"),

@@ -61,7 +61,11 @@ def test_tokens_count_drafts_and_judge_in_full():
     tokens = {"draft_prompt_tokens": 7, "draft_tokens": 5, "judge_prompt_tokens": 20, "judge_tokens": 2}
     attempts = run({"a": "R R", "b": "R R"}, **tokens)
     assert measures.token_curves(attempts, 2) == {
-        "prompt": [34, 68], "completion": [6, 12], "draft": [10, 20], "judge": [44, 88], "all": [94, 188]}
+        "prompt": [34, 68], "completion": [6, 12], "draft": [10, 20], "summary": [0, 0], "judge": [44, 88],
+        "all": [94, 188]}
+    attempts["b"][2] |= {"summary_prompt_tokens": 100, "summary_tokens": 9}       # --compress summary: one more call
+    found = measures.token_curves(attempts, 2)
+    assert (found["prompt"], found["summary"], found["all"]) == ([34, 168], [0, 9], [94, 297])
 
 
 def test_length_is_completion_tokens_per_graded_answer():
@@ -76,9 +80,18 @@ def test_flops_are_2n_a_forward_token_and_6n_a_trained_one():
 
 
 def test_tokens_of_an_update_in_both_accountings():
-    samples = [{"prompt_tokens": 10, "completion_tokens": 5, "context_tokens": 30},
-               {"prompt_tokens": 12, "completion_tokens": 3, "context_tokens": 12}]
-    assert measures.update_tokens(samples) == (30 + 50, 60 + 50, 30)
+    """Two student sequences of 10 + 5 and 12 + 3 tokens, teachers with contexts of 30 and 12."""
+    updates = [{"student_tokens": 15 + 15, "teacher_tokens": 35 + 15}]
+    assert measures.update_tokens(updates) == (30 + 50, 60 + 50, 30)
+
+
+def test_interleaved_updates_count_from_the_step_they_follow():
+    updates = [{"step": j, "student_tokens": 10 * j, "teacher_tokens": j, "sample_seconds": 2.0, "train_seconds": 1.0}
+               for j in (1, 2, 3)]  # after steps 2, 4 and 6
+    assert measures.update_curves(updates, every=2, last=5) == [
+        [0, 11, 11, 33, 33], [0, 10, 10, 30, 30], [0, 3, 3, 6, 6]]
+    assert measures.update_curves(updates[1:], every=2, last=4) == [[0, 0, 0, 22], [0, 0, 0, 20], [0, 0, 0, 3]]
+    assert measures.update_curves([], every=1, last=2) == [[0, 0]] * 3
 
 
 def test_gpu_hours_are_allotted_by_sampling_time():
@@ -86,6 +99,8 @@ def test_gpu_hours_are_allotted_by_sampling_time():
     attempts["b"][2]["sample_seconds"] = 5.0  # the steps took 2, 6 and 1 of 9 seconds in all
     hours = measures.hour_curve(attempts, 2, startup_seconds=360, wall_seconds=3600, gpus=2)
     assert hours == pytest.approx([2 * (0.1 + 2 / 9), 2 * (0.1 + 8 / 9)])
+    updated = measures.hour_curve(attempts, 2, startup_seconds=360, wall_seconds=3600, update_seconds=[0, 1800])
+    assert updated == pytest.approx([0.1 + 0.5 * 2 / 9, 0.1 + 0.5 * 8 / 9 + 0.5])
 
 
 def test_repeats_among_independent_samples():

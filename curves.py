@@ -1,0 +1,169 @@
+"""Runs of explore.py, read back: their curves, cut at the last step that counts, averaged over benches and seeds."""
+import dataclasses
+import json
+import os
+import sys
+
+import data
+import measures
+from data import BadInput
+
+
+@dataclasses.dataclass
+class Run:
+    """One rollouts.jsonl with what explore.json beside it says."""
+    path: str
+    attempts: dict      # {problem id: {step: record}}
+    bench: str
+    method: str         # its name in tables and plots
+    model: str          # see `model_name`
+    seed: int
+    curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only with explore.json
+    parameters: float | None    # N of Eq. 5, from explore.json
+
+
+@dataclasses.dataclass
+class Group:
+    """The runs of one method: the same models and benches for each seed."""
+    method: str
+    seeds: list         # one {(model, bench): Run} per seed, cut at the last step that the seed's runs have in common
+    curves: list        # one `overall` per seed
+
+
+def read_attempts(path):
+    """{problem id: {step: record}} of a rollouts.jsonl; a torn last line is left out with a note."""
+    records = data.read_jsonl(path, torn_ok=True)
+    if not records:
+        raise BadInput(f"{path} holds no graded answer yet: run explore.py first.")
+    if any(key not in record for record in records for key in ("problem", "step", "correct", "sample_seconds")):
+        raise BadInput(f"{path} is not a file of rollouts: name the rollouts.jsonl that explore.py wrote.")
+    try:
+        return measures.by_problem(records)
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def read_beside(path, name):
+    """The JSON file `name` in the folder of `path`; None if there is none."""
+    beside = os.path.join(os.path.dirname(path), name)
+    if not os.path.isfile(beside):
+        return None
+    with open(beside) as file:
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise BadInput(f"{beside} is damaged ({error}): restore it, or do without compute and time.") from None
+
+
+def model_name(model):
+    """The last part of a Hub id or folder: the paper's models keep their name wherever they lie, and seeds that have a
+    model each (tiny.py) belong together."""
+    return os.path.basename(os.path.normpath(model))
+
+
+def bench_name(bench, split):
+    return f"{bench} (train)" if split == "train" else bench
+
+
+def method_name(method, settings):
+    """random sampling, or LEAF with what its settings change of it (App. G.2, G.3)."""
+    usual = {"memory": "leaf", "restart": 5, "tail": 2000, "compress": "tail", "update_every": None}
+    changed = [f"{key} {settings[key]}" for key in usual if settings.get(key, usual[key]) != usual[key]]
+    return "random sampling" if method == "random" else ", ".join(["LEAF", *changed])
+
+
+def missing(attempts, step, failed):
+    """Why the steps from `step` on do not count, in words; `failed`: {problem id: why it cannot go on}."""
+    behind = sorted((p for p, steps in attempts.items() if step not in steps), key=lambda p: p not in failed)
+    return (f"step {step} is missing for {len(behind)} of {len(attempts)} problems, such as {behind[0]}"
+            + (f" ({failed[behind[0]]})" if behind[0] in failed else ""))
+
+
+def read_run(path, number):
+    """The run in `path`; `number` stands for the seed where there is no explore.json."""
+    attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
+    settings, result = explored.get("settings", {}), explored.get("result")  # no result: the run has not ended yet
+    records, failed = [r for steps in attempts.values() for r in steps.values()], (result or {}).get("failed", {})
+    for problem in failed:  # one that never fitted the model's window is a problem all the same
+        attempts.setdefault(problem, {})
+    if result and len(attempts) < result["problems"]:
+        raise BadInput(f"{path} has answers to {len(attempts)} of its {result['problems']} problems only: go on with "
+                       "the same explore.py command, with a larger --gpu-hours if its cap ended it.")
+    complete = measures.complete_steps(attempts)
+    if complete == 0:
+        raise BadInput(f"{path}: no step is complete for every problem ({missing(attempts, 1, failed)}): go on with "
+                       "the same explore.py command.")
+    curves = {"calls": [*range(1, complete + 1)], "pass": measures.pass_curve(attempts, complete),
+              "accuracy": measures.accuracy_curve(attempts, complete),
+              "length": measures.length_curve(attempts, complete), **measures.token_curves(attempts, complete)}
+    every, updates = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
+    updates = data.read_jsonl(updates, torn_ok=True) if every and os.path.exists(updates) else []
+    forward, trained, seconds = measures.update_curves(updates, every or 1, complete)
+    if updates:
+        curves["update"], curves["all"] = forward, [sum(tokens) for tokens in zip(curves["all"], forward)]
+    last = complete
+    if result:
+        curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in zip(curves["all"], trained)]
+        startup = result["startup_seconds"]  # a run that goes on has taken longer than its explore.json knows
+        wall = max(result["wall_seconds"], *(record.get("elapsed_seconds", 0) - startup for record in records))
+        curves["hours"] = measures.hour_curve(attempts, complete, startup, wall, result["gpus"], seconds)
+        cap = settings["gpu_hours"] or float("inf")
+        last = sum(hours <= cap for hours in curves["hours"])  # App. C.4: min(K, k_5h)
+        if last == 0:
+            raise BadInput(f"{path}: step 1 alone took more than its cap of {cap:g} GPU hours: give explore.py a "
+                           "larger --gpu-hours.")
+    most = max(record["step"] for record in records)
+    if last < most:
+        why = (f"the last one within its cap of {cap:g} GPU hours" if last < complete
+               else missing(attempts, last + 1, failed))
+        print(f"Note: {path} goes up to step {most}, and counts up to step {last}: {why}.", file=sys.stderr)
+    return Run(path, attempts, bench_name(records[0]["bench"], settings.get("split")),
+               method_name(records[0]["method"], settings), model_name(settings.get("model", "model")),
+               settings.get("seed", number), {name: values[:last] for name, values in curves.items()},
+               result and result["parameters"])
+
+
+def read_group(paths):
+    """The runs of one method; errors: BadInput if they are of several, or if the seeds do not match."""
+    seeds = {}
+    for run in (runs := [read_run(path, number) for number, path in enumerate(paths, 1)]):
+        if run.method != runs[0].method:
+            raise BadInput(f"{runs[0].path} is {runs[0].method} and {run.path} is {run.method}: compare two methods "
+                           "with --rollouts and --versus.")
+        cells = seeds.setdefault(run.seed, {})
+        if (run.model, run.bench) in cells:
+            raise BadInput(f"{cells[run.model, run.bench].path} and {run.path} are both {run.model} on {run.bench} "
+                           f"with seed {run.seed}: name one of them.")
+        cells[run.model, run.bench] = run
+    seeds = [cells for _, cells in sorted(seeds.items())]
+    if any(set(cells) != set(seeds[0]) for cells in seeds):
+        raise BadInput("the seeds have different models or benches: name every run of each seed, or fewer seeds.")
+    for cells in seeds:
+        last = min(len(run.curves["calls"]) for run in cells.values())
+        for run in cells.values():
+            run.curves = {name: values[:last] for name, values in run.curves.items()}
+    return Group(runs[0].method, seeds, [overall(cells) for cells in seeds])
+
+
+RATES = ("calls", "pass", "accuracy", "length")  # averaged over benches; all other curves are costs, which add up
+
+
+def overall(cells):
+    """Curves of one seed over its benches and models: rates averaged and costs summed over benches, then averaged over
+    models (Fig. 3)."""
+    models = dict.fromkeys(model for model, _ in cells)
+    by_model = [[run.curves for run in cells.values() if run.model == model] for model in models]
+    curves = {}
+    for name in [name for name in by_model[0][0] if all(name in run for model in by_model for run in model)]:
+        over_benches = []
+        for model in by_model:
+            factor = 1 if name in RATES else len(model)
+            over_benches.append([factor * x for x in measures.mean_curve([run[name] for run in model])])
+        curves[name] = measures.mean_curve(over_benches)
+    return curves
+
+
+def seed_means(group):
+    """The overall curves of a group averaged over its seeds."""
+    names = [name for name in group.curves[0] if all(name in c for c in group.curves)]
+    return {name: measures.mean_curve([c[name] for c in group.curves]) for name in names}
