@@ -5,12 +5,15 @@ What is drawn "with a fixed seed" is ordered by a hash of its own content: no ch
 import ast
 import base64
 import collections
+import fcntl
 import hashlib
+import http.client
 import io
 import json
 import os
 import pickle
 import random
+import shutil
 import sys
 import tarfile
 import tokenize
@@ -19,8 +22,12 @@ import warnings
 import zlib
 from pathlib import Path
 
-from problems import (ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, is_functional, open_file, problem_from_row, rows)
-from problems import exit_with_sentence, read_jsonl  # noqa: F401 (the scripts take them from here)
+from tqdm import tqdm
+
+import problems
+from problems import ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, is_functional, open_file, problem_from_row, rows
+
+exit_with_sentence, read_jsonl = problems.exit_with_sentence, problems.read_jsonl  # the scripts take them from here
 
 BENCHES = ("math500", "lcb", "mbpp", "sciknoweval", "arithmetic")
 SEED = 0  # of choices, orders and the public/private split; the seed of a run never touches it
@@ -97,6 +104,11 @@ def check_copy(path, found, pinned):
         print(f"note: {path} is not the pinned data (sha256 {pinned[:12]}...); going on with it.", file=sys.stderr)
 
 
+def unreachable(what, error):
+    return BadInput(f"{what} cannot be fetched ({error}): try again, name a copy of the bench with --data, or run this "
+                    "on a machine with a network and copy its Hugging Face cache here.")
+
+
 def from_hub(repo, name, pinned=None, revision=None):
     """-> path of a data set's file from the Hugging Face Hub; `pinned`: the sha256 that its content must have."""
     import huggingface_hub as hub
@@ -109,8 +121,7 @@ def from_hub(repo, name, pinned=None, revision=None):
             hub.get_hf_file_metadata(hub.hf_hub_url(**where))
             path = hub.hf_hub_download(**where)
     except Exception as error:  # the Hub's HTTP library, and so the classes of its errors, changes with its version
-        raise BadInput(f"{name} of https://huggingface.co/datasets/{repo} cannot be fetched ({type(error).__name__}): "
-                       f"get it on a machine with a network and name it with --data FILE.") from error
+        raise unreachable(f"{name} of https://huggingface.co/datasets/{repo}", type(error).__name__) from error
     return check_download(path, pinned)
 
 
@@ -118,18 +129,32 @@ def from_web(url, name, pinned=None):
     """-> path of a file that is fetched once and kept in the Hugging Face cache folder; `pinned` as above."""
     from huggingface_hub.constants import HF_HOME
     path = Path(HF_HOME, "leaf", name)
-    if not path.exists():
-        try:
-            with urllib.request.urlopen(url, timeout=20) as response:
-                content = response.read()
-        except OSError as error:
-            raise BadInput(f"{url} cannot be fetched ({error}): get it on a machine with a network and name it with "
-                           f"--data FILE.") from None
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{name}.{os.getpid()}")
-        part.write_bytes(content)
-        os.replace(part, path)
+        if not path.exists():
+            with open(f"{path}.part", "ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # another run may be fetching it
+                if not path.exists():
+                    fetch(url, file)
+                    os.replace(file.name, path)
+    except (OSError, http.client.HTTPException) as error:
+        raise unreachable(url, error) from None
     return check_download(path, pinned)
+
+
+def fetch(url, file):
+    """Append what `file` still lacks of `url`, with a progress bar. Errors: OSError, HTTPException."""
+    file.truncate(max(file.seek(0, os.SEEK_END) - 1, 0))  # a byte again: no server sends the rest of a whole file
+    start = file.seek(0, os.SEEK_END)
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"})
+    with urllib.request.urlopen(request, timeout=20) as response:
+        if response.status != 206:  # it sends everything
+            start = file.truncate(0)
+        size = start + int(response.headers.get("Content-Length", 0))
+        with tqdm.wrapattr(file, "write", desc=file.name, total=size or None, initial=start, disable=None) as bar:
+            shutil.copyfileobj(response, bar)
+    if file.seek(0, os.SEEK_END) < size:
+        raise OSError(f"it broke off before its {size} bytes were here")
 
 
 def check_download(path, pinned):
@@ -175,7 +200,7 @@ def math_train(path):
     from verifiers import last_boxed  # here, because verifiers.py stands on this file
     beside = []
     if path:
-        found = checked_rows(path, {"problem": str, "level": str, "solution": str})
+        found = list(checked_rows(path, {"problem": str, "level": str, "solution": str}))
         beside = [file for file in Path(path).parent.glob("*.jsonl")
                   if file.stat().st_size == MATH500_BYTES and file_sha256(file) == MATH500_SHA256]
     else:
@@ -189,10 +214,9 @@ def math_train(path):
                  pyarrow.parquet.read_table(from_hub("EleutherAI/hendrycks_math", file)).to_pylist()]
     try:
         test = {squash(problem.text) for problem in math500(beside[0] if beside else None)}
-    except BadInput:  # offline with an excerpt
-        test = set()
-        print("note: MATH-500 is not at hand (put its test.jsonl beside the --data file): problems that it shares with "
-              "the training set stay in.", file=sys.stderr)
+    except BadInput as error:
+        raise BadInput("MATH-500 is needed too, to keep its problems out of the training set: put its test.jsonl "
+                       f"beside the --data file ({str(error).rstrip('.')}).") from None
     chosen = {}
     for row in shuffled(found, lambda row: row["problem"]):
         answer = last_boxed(row["solution"])
@@ -206,7 +230,10 @@ def math_train(path):
 # SciKnowEval
 
 def sciknoweval(split, path):
-    """Open problems of SciKnowEval v2, per domain 75 of L2 and 25 of L5 (App. C.1), or 100 others of L5 (App. E.1)."""
+    """Open problems of SciKnowEval v2, per domain 75 of L2 and 25 of L5 (App. C.1), or 100 others of L5 (App. E.1).
+
+    path: its rows in JSON lines, or the repository's .tar.gz.
+    """
     def is_open(row):
         level = (row.get("details") or {}).get("level")  # by the label: one L5 file lies in an L3 folder
         return row.get("type") in ("open-ended-qa", "relation_extraction") and level in ("L2", "L5")
@@ -214,13 +241,13 @@ def sciknoweval(split, path):
     def text(row):
         return row["prompt"]["default"] + "\n\n" + row["question"]
 
-    if path:
-        pool = [row for row in checked_rows(path, SCIENCE_FIELDS) if is_open(row)]
-    else:
-        path = from_web(SCIENCE_URL, "SciKnowEval-v2.tar.gz")
-        with tarfile.open(path) as archive:
+    path = path or from_web(SCIENCE_URL, "SciKnowEval-v2.tar.gz")
+    if str(path).endswith(".tar.gz"):
+        with tarfile.open(fileobj=open_file(path)) as archive:
             pool = [row for member in archive if "/raw_data/" in member.name and member.name.endswith(".jsonl")
                     for row in map(json.loads, archive.extractfile(member)) if is_open(row)]
+    else:
+        pool = [row for row in checked_rows(path, SCIENCE_FIELDS) if is_open(row)]
     check_copy(path, sha256("".join(sorted(sha256(text(row) + row["answer"]) for row in pool))), SCIENCE_SHA256)
     copies = collections.Counter(map(text, pool))
     wanted = {("test", "L2"): range(75), ("test", "L5"): range(25), ("train", "L5"): range(25, 125)}

@@ -250,7 +250,7 @@ JUDGE_OMISSION = "\n\n[... middle of the response omitted ...]\n\n"
 
 
 def judge_messages(problem, response):
-    """-> messages for the judge: the text after the last </think> unless that is empty, its middle cut out if it is long."""
+    """-> messages for the judge; it reads what follows the last </think>, unless that is empty, without a long middle."""
     after = response.rpartition("</think>")[2]
     text = after if after.strip() else response
     if len(text) > JUDGE_WINDOW:
@@ -265,7 +265,7 @@ def judge_verdict(text):
 
 
 async def grade(problem, response, truncated, engine, graders):
-    """-> (Verdict, the judge's Sample or None). The judge is the engine's model without an adapter, ahead of its queue."""
+    """-> (Verdict, the judge's Sample or None). The judge is the engine's model without adapter, ahead of its queue."""
     if problem.verifier != "judge":
         return await graders.grade(problem, response, truncated), None
     said = await engine.sample(engine.encode(judge_messages(problem, response)), seed=0, max_tokens=JUDGE_TOKENS,

@@ -1,4 +1,4 @@
-"""The loaders on small data of our own, and on the real files where they lie in ../shared/data."""
+"""The loaders on small data of our own, and on the real files in the folder that LEAF_DATA names."""
 import base64
 import gzip
 import io
@@ -7,20 +7,24 @@ import math
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import tarfile
+import threading
 import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 import data
+import verifiers
 from data import BadInput
 
 ROOT = Path(__file__).parent.parent
-SHARED = ROOT.parent / "shared" / "data"
-real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real files are not in ../shared/data")
+REAL = Path(os.environ.get("LEAF_DATA", "none"))
+real = pytest.mark.skipif(not REAL.is_dir(), reason="LEAF_DATA names no folder with the real files")
 
 
 def write(path, rows):
@@ -165,6 +169,17 @@ def test_own_bench(tmp_path):
     assert data.load(path, limit=2) == problems[:2] and data.load(path, limit=9) == problems
 
 
+def test_the_problems_of_the_readme(tmp_path):
+    """What its section "Your own problems" shows loads, and its math and code problems take a right answer."""
+    section = (ROOT / "README.md").read_text().split("## Your own problems")[1].split("\n## ")[0]
+    (tmp_path / "own.jsonl").write_text(re.search("```json\n(.*?)```", section, re.DOTALL)[1])
+    problems = {problem.verifier: problem for problem in data.load(str(tmp_path / "own.jsonl"))}
+    assert set(problems) == {"math", "code", "judge"}
+    assert verifiers.verify(problems["math"], f"\\boxed{{{problems['math'].answer}}}").correct == 1
+    program = "```python\nprint(2 * int(input()))\n```"
+    assert verifiers.verify(problems["code"], program) == verifiers.Verdict(1, 1, "", None)
+
+
 def test_duplicate_ids_and_empty_files(tmp_path):
     with pytest.raises(BadInput, match='mine.jsonl holds the id "1" 2 times'):
         data.load(write(tmp_path / "mine.jsonl", [MATH_ROW, JUDGE_ROW]))
@@ -217,7 +232,7 @@ def test_no_network(hub, monkeypatch):
     monkeypatch.setattr(data, "MBPP_URL", "file:///nowhere/")
     monkeypatch.setattr(data, "SCIENCE_URL", "file:///nowhere")
     for bench in ("math500", "lcb", "mbpp", "sciknoweval"):
-        with pytest.raises(BadInput, match="cannot be fetched .*: get it on a machine with a network.*--data FILE"):
+        with pytest.raises(BadInput, match="cannot be fetched .*: try again, name a copy .* with --data, or run"):
             data.load(bench)
 
 
@@ -227,6 +242,65 @@ def test_download(hub, monkeypatch):
         data.load("math500")
     monkeypatch.setattr(data, "MATH500_SHA256", data.file_sha256(path))
     assert data.load("math500") == [data.Problem("u", "math500", "1 + 1?", "math", answer="2")]
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """A web server with one file of random bytes; it breaks off at `stop_at`; `ranges` are those that were asked."""
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            http.ranges.append(self.headers["Range"])
+            first = int(self.headers["Range"].removeprefix("bytes=").rstrip("-")) if http.resumes else 0
+            if first >= len(http.content):
+                self.send_error(416)
+                return
+            self.send_response(206 if http.resumes else 200)
+            self.send_header("Content-Length", str(len(http.content) - first))
+            self.end_headers()
+            self.wfile.write(http.content[first : http.stop_at])
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("no_proxy", "*")
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.content, http.resumes, http.stop_at, http.ranges = random.Random(1).randbytes(300_000), True, None, []
+    http.url = f"http://127.0.0.1:{http.server_port}/file.gz"
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+    yield http
+    http.shutdown()
+    http.server_close()
+
+
+def test_a_broken_download_goes_on(server, tmp_path):
+    for server.stop_at in (100_000, 250_000):
+        with pytest.raises(BadInput, match="file.gz cannot be fetched .*broke off.*: try again"):
+            data.from_web(server.url, "file.gz")
+    server.stop_at = None
+    path = data.from_web(server.url, "file.gz")
+    assert path.read_bytes() == server.content and server.ranges == ["bytes=0-", "bytes=99999-", "bytes=249999-"]
+    assert data.from_web(server.url, "file.gz") == path and len(server.ranges) == 3  # kept
+    assert [file.name for file in path.parent.iterdir()] == ["file.gz"]
+
+
+@pytest.mark.parametrize("resumes", [True, False])  # as GitHub's files do, as its archives do
+@pytest.mark.parametrize("held", [1, 299_999, 300_000])
+def test_a_download_that_ended_anywhere_goes_on(server, tmp_path, resumes, held):
+    server.resumes = resumes
+    (tmp_path / "home" / "leaf").mkdir(parents=True)
+    (tmp_path / "home" / "leaf" / "file.gz.part").write_bytes(server.content[:held])
+    assert data.from_web(server.url, "file.gz").read_bytes() == server.content
+
+
+def test_two_runs_fetch_a_file_once(server):
+    found = []
+    runs = [threading.Thread(target=lambda: found.append(data.from_web(server.url, "file.gz"))) for _ in range(4)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert len(found) == 4 and found[0].read_bytes() == server.content and server.ranges == ["bytes=0-"]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -263,7 +337,7 @@ def test_math500_order(tmp_path, capsys):
         data.load("math500", path=write(tmp_path / "c.jsonl", [{"problem": "p", "answer": "1"}]))
 
 
-def test_math_train(tmp_path, monkeypatch, capsys, hub):
+def test_math_train(tmp_path, monkeypatch, hub):
     def row(i, level="Level 5"):
         return {"problem": f"What is {i} + 1?", "level": level, "type": "Algebra",
                 "solution": f"Not $\\boxed{{0}}$ but $\\boxed{{\\frac{{{i + 1}}}{{1}}}}$."}
@@ -272,13 +346,12 @@ def test_math_train(tmp_path, monkeypatch, capsys, hub):
     folder.mkdir()
     path = write(folder / "train.jsonl", [row(i) for i in range(520)] + [row(600, "Level 4"), row(1)]
                  + [row(601) | {"solution": "no box"}, row(602) | {"problem": "What  is 1\n+ 1?"}])
-    problems = data.load("math500", "train", path=path)
-    assert "MATH-500 is not at hand" in capsys.readouterr().err
+    with pytest.raises(BadInput, match="MATH-500 is needed too, .*: put its test.jsonl beside the --data file"):
+        data.load("math500", "train", path=path)
     test = write(folder / "held_out.jsonl", math_rows(10))
     monkeypatch.setattr(data, "MATH500_SHA256", data.file_sha256(test))
     monkeypatch.setattr(data, "MATH500_BYTES", os.path.getsize(test))
     problems = data.load("math500", "train", path=path)
-    assert "MATH-500 is not at hand" not in capsys.readouterr().err
     numbers = {int(problem.text.split()[2]) for problem in problems}
     assert len(problems) == len(numbers) == 500 and numbers < set(range(10, 520))
     assert all(problem.answer == f"\\frac{{{int(problem.text.split()[2]) + 1}}}{{1}}" for problem in problems)
@@ -288,9 +361,9 @@ def test_math_train(tmp_path, monkeypatch, capsys, hub):
 
 @real
 def test_real_math(tmp_path, capsys):
-    test = data.load("math500", path=str(SHARED / "math500_test.jsonl"))
+    test = data.load("math500", path=str(REAL / "math500_test.jsonl"))
     assert len(test) == 500 and "note" not in capsys.readouterr().err
-    path = SHARED / "math_train_level5_partial.jsonl"
+    path = REAL / "math_train_level5_partial.jsonl"
     train = data.load("math500", "train", path=str(path))
     assert len(train) == 500 and capsys.readouterr().err == ""
     assert not {problem.text for problem in test} & {problem.text for problem in train}
@@ -344,13 +417,14 @@ def test_sciknoweval_download(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(data, "SCIENCE_URL", (tmp_path / "a.tar.gz").as_uri())
     problems = data.load("sciknoweval")
     assert problems == data.load("sciknoweval", path=write(tmp_path / "s.jsonl", rows))
+    assert problems == data.load("sciknoweval", path=str(tmp_path / "a.tar.gz"))
     (tmp_path / "a.tar.gz").unlink()
     assert problems == data.load("sciknoweval")  # kept
 
 
 @real
 def test_real_sciknoweval(tmp_path, capsys):
-    path = SHARED / "sciknoweval_v2_open_L2_L5.jsonl"
+    path = REAL / "sciknoweval_v2_open_L2_L5.jsonl"
     test, train = (data.load("sciknoweval", split, path=str(path)) for split in ("test", "train"))
     assert capsys.readouterr().err == ("sciknoweval test: 400 of 5744 problems, 211 repeated ones dropped.\n"
                                        "sciknoweval train: 400 of 5744 problems, 211 repeated ones dropped.\n")
@@ -473,16 +547,16 @@ def test_lcb_plain_json_tests(tmp_path):
 
 @real
 def test_real_lcb(tmp_path):
-    path = SHARED / "lcb_real_full_row.jsonl"
+    path = REAL / "lcb_real_full_row.jsonl"
     (row,) = data.read_jsonl(path)
     (problem,) = data.load("lcb", "train", path=str(path))
     assert problem.id == "1873_A" and problem.tests["type"] == "stdin" and len(problem.tests["public"]) == 4
     tests = [{"input": given, "output": out, "testtype": "stdin"} for given, out in problem.tests["public"]]
     assert encode(tests) == row["private_test_cases"]
-    fixture = data.load("lcb", "train", path=str(SHARED / "lcb_derived_fixture.jsonl"))
+    fixture = data.load("lcb", "train", path=str(REAL / "lcb_derived_fixture.jsonl"))
     assert sorted(p.tests["type"] for p in fixture) == ["functional"] * 10 + ["stdin"] * 10
     with pytest.raises(BadInput, match='line 1 has no "private_test_cases"'):
-        data.load("lcb", "train", path=str(SHARED / "lcb_release_v1_no_private.jsonl"))
+        data.load("lcb", "train", path=str(REAL / "lcb_release_v1_no_private.jsonl"))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -574,7 +648,7 @@ def test_mbpp_header(code, want):
 
 @real
 def test_real_mbpp(capsys):
-    path = SHARED / "mbppplus_v0.2.0_hf.jsonl"
+    path = REAL / "mbppplus_v0.2.0_hf.jsonl"
     problems = {int(problem.id[5:]): problem for problem in data.load("mbpp", path=str(path))}
     assert capsys.readouterr().err == "" and len(problems) == 378  # the pinned files
     assert sum(len(problem.tests["plus"]["inputs"]) for problem in problems.values()) == 39841

@@ -17,7 +17,7 @@ import verifiers
 from data import BadInput, Problem, exit_with_sentence
 
 ROOT = Path(__file__).parent.parent
-MATH500 = ROOT.parent / "shared" / "data" / "math500_test.jsonl"
+MATH500 = Path(os.environ.get("LEAF_DATA", "none"), "math500_test.jsonl")
 TOWER = r"\boxed{10^{10^{10^{10}}}}"
 
 
@@ -137,7 +137,7 @@ def test_equal(gold, right, wrong):
 @pytest.fixture(scope="module")
 def math500():
     if not MATH500.exists():
-        pytest.skip(f"needs the rows of MATH-500 in {MATH500}")
+        pytest.skip("LEAF_DATA names no folder with math500_test.jsonl")
     return [json.loads(line) for line in open(MATH500)]
 
 
