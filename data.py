@@ -243,9 +243,12 @@ def sciknoweval(split, path):
 
     path = path or from_web(SCIENCE_URL, "SciKnowEval-v2.tar.gz")
     if str(path).endswith(".tar.gz"):
-        with tarfile.open(fileobj=open_file(path)) as archive:
-            pool = [row for member in archive if "/raw_data/" in member.name and member.name.endswith(".jsonl")
-                    for row in map(json.loads, archive.extractfile(member)) if is_open(row)]
+        try:
+            with tarfile.open(fileobj=open_file(path)) as archive:
+                pool = [row for member in archive if "/raw_data/" in member.name and member.name.endswith(".jsonl")
+                        for row in map(json.loads, archive.extractfile(member)) if is_open(row)]
+        except (tarfile.TarError, ValueError):
+            raise BadInput(f"{path} is damaged: delete it and try again.") from None
     else:
         pool = [row for row in checked_rows(path, SCIENCE_FIELDS) if is_open(row)]
     check_copy(path, sha256("".join(sorted(sha256(text(row) + row["answer"]) for row in pool))), SCIENCE_SHA256)

@@ -88,7 +88,7 @@ def rows(path, torn_ok=False):
                 if torn_ok and not line.endswith(b"\n"):
                     raise ValueError("it has no end")
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if torn_ok and not file.readline():
                     print(f"{where}, the last, is damaged and left out.", file=sys.stderr)
                     return
@@ -125,7 +125,8 @@ def problem_from_row(row, bench, where):
     criterion = row.get("criterion", "final_result") if verifier == "judge" else None
     need(criterion in (None, *CRITERIA), f'"criterion" must be one of {", ".join(CRITERIA)}.')
     imports = tuple(row.get("imports", ()))
-    need(all(isinstance(line, str) for line in imports), '"imports" must be a list of lines of code.')
+    need(all(isinstance(line, str) for line in imports) and parses(ast.parse, "\n".join(imports)),
+         '"imports" must be a list of lines of code.')
     tests = own_tests(row["tests"], need) if verifier == "code" else None
     return Problem(row["id"], bench, row["problem"], verifier, answer=row.get("answer"), tests=tests,
                    reference=row.get("reference"), criterion=criterion, starter_code=row.get("starter_code", ""),
@@ -151,7 +152,7 @@ def own_tests(tests, need):
     for test in tests["public"] + tests["private"]:
         shown = json.dumps(test)[:60]
         if kind == "assert":
-            need(isinstance(test, str) and parses(ast.parse, test), f"the test {shown} must be an assert statement.")
+            need(isinstance(test, str) and has_assert(test), f"the test {shown} must be an assert statement.")
         else:
             need(isinstance(test, list) and [type(part) for part in test] == [str, str],
                  f"the test {shown} must be [input, output], two strings.")
@@ -162,9 +163,14 @@ def own_tests(tests, need):
 def parses(parser, text):
     try:
         parser(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return False
     return True
+
+
+def has_assert(text):
+    """Whether `text` is Python that asserts something: a test without it could not fail."""
+    return parses(ast.parse, text) and any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(text)))
 
 
 def is_functional(test):

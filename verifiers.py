@@ -250,7 +250,7 @@ JUDGE_OMISSION = "\n\n[... middle of the response omitted ...]\n\n"
 
 
 def judge_messages(problem, response):
-    """-> messages for the judge; it reads what follows the last </think>, unless that is empty, without a long middle."""
+    """-> messages for the judge; it reads what follows the last </think> unless that is empty; a long middle is cut."""
     after = response.rpartition("</think>")[2]
     text = after if after.strip() else response
     if len(text) > JUDGE_WINDOW:

@@ -49,6 +49,10 @@ def shuffle(path, target):
     (b'{"a": "\xe9"}\n', "line 1 is not JSON"),
     (b'{"a": 1}\n\n{"a": 2}\n', "line 2 is empty"),
     (b'{"a": 1}\n[1]\n', "line 2 is not a JSON object"),
+    (b'{"a": 1}\n' + b"[" * 100_000 + b"\n", "line 2 is not JSON"),
+    (b'{"a": ' + b"9" * 10_000 + b"}\n", "line 1 is not JSON"),
+    (gzip.compress(b'{"a": 1}\n')[:-9], "cannot be read"),
+    (gzip.compress(b'{"a": 1}\n')[:-8] + bytes(8), "cannot be read"),
     (b"\x1f\x8bno gzip", "cannot be read"),
 ])
 def test_broken_lines(tmp_path, content, sentence):
@@ -124,6 +128,7 @@ def code_row(**changes):
     ({"id": "1", "problem": "p", "verifier": "code"}, '"tests" is missing'),
     (code_row() | {"tests": [["1", "2"]]}, '"tests" must be an object'),
     (code_row() | {"imports": [1]}, '"imports" must be a list of lines'),
+    (code_row() | {"imports": ["import ("]}, '"imports" must be a list of lines'),
     (code_row(type="stdio"), '"type" of "tests" must be one of stdin, functional, assert'),
     (code_row(timelimit=1), 'unknown field "timelimit" in "tests"'),
     (code_row(time_limit=0), "seconds above 0"),
@@ -139,6 +144,9 @@ def code_row(**changes):
     (code_row(type="functional", fn_name="f", public=[["1\n", "3"]]), "one JSON value a line"),
     (code_row(type="assert", public=[["1", "2"]]), "must be an assert statement"),
     (code_row(type="assert", public=["assert f(1 == 2"]), "must be an assert statement"),
+    (code_row(type="assert", public=["f(1) == 2"]), "must be an assert statement"),  # it could not fail
+    (code_row(type="assert", public=["assert " + "-" * 100_000 + "1"]), "must be an assert statement"),
+    (code_row(type="functional", fn_name="f", public=[["1", "[" * 100_000]]), "one JSON value a line"),
 ])
 def test_bad_rows(tmp_path, row, sentence):
     path = write(tmp_path / "mine.jsonl", [MATH_ROW | {"id": "first"}, row])
@@ -418,6 +426,9 @@ def test_sciknoweval_download(tmp_path, monkeypatch, capsys):
     problems = data.load("sciknoweval")
     assert problems == data.load("sciknoweval", path=write(tmp_path / "s.jsonl", rows))
     assert problems == data.load("sciknoweval", path=str(tmp_path / "a.tar.gz"))
+    (tmp_path / "damaged.tar.gz").write_bytes(gzip.compress(b"no archive"))
+    with pytest.raises(BadInput, match="damaged.tar.gz is damaged: delete it and try again"):
+        data.load("sciknoweval", path=str(tmp_path / "damaged.tar.gz"))
     (tmp_path / "a.tar.gz").unlink()
     assert problems == data.load("sciknoweval")  # kept
 
