@@ -77,7 +77,9 @@ def result_table(groups):
             rows.append([*key, group.method, *at_end([cells[key].curves for cells in group.seeds])])
         if len(group.seeds[0]) > 1:
             rows.append(["all", "all", group.method, *at_end(group.curves)])
-    return Table("Results at the last step (over all: rates are means, costs are sums over benches, means over models)",
+    several = len(groups[0].seeds[0]) > 1
+    return Table("Results at the last step" + several * " (all: rates averaged, costs added up over benches, both "
+                 "averaged over models)",
                  ["model", "bench", "method", "steps", "mean accuracy (%)", "pass@k (%)", "tokens processed (M)",
                   "PFLOPs", "GPU hours", "tokens per answer"], rows)
 
@@ -102,19 +104,21 @@ def repeat_table(group):
         counts = [measures.repeats(cells[key].attempts) for cells in group.seeds]
         rows.append([*key, over_seeds([wrong for wrong, _ in counts]),
                      over_seeds([100 * repeated / wrong if wrong else None for wrong, repeated in counts])])
-    return Table(f"Repeated wrong answers, {group.method} (Table 7)", ["model", "bench", "wrong", "repeat (%)"], rows)
+    return Table(f"Wrong answers of {group.method} that repeat an earlier one to the same problem (Table 7)",
+                 ["model", "bench", "wrong answers", "repeats (%)"], rows)
 
 
 def correction_table(groups, problems):
     """Table 28: self-correction over the first 10 steps on `problems`, those in C+, which the policy update uses."""
     rows = []
-    for group in groups:
+    for group in [group for group in groups if not group.method.startswith("random")]:  # which corrects nothing
         for key in group.seeds[0]:
             rates = [measures.self_correction({p: steps for p, steps in cells[key].attempts.items() if p in problems},
                                               final_answer) for cells in group.seeds]
             rows.append([*key, group.method, *(over_seeds([percent(r[name]) for r in rates]) for name in rates[0])])
-    return Table("Self-correction on the problems of C+, first 10 steps, in % (Table 28)",
-                 ["model", "bench", "method", "wrong to right", "right to wrong", "repeat", "restart", "mean"], rows)
+    return Table("Self-correction on the problems of C+, first 10 steps (Table 28)",
+                 ["model", "bench", "method", "wrong to right (%)", "right to wrong (%)", "wrong to the same wrong (%)",
+                  "accuracy at restarts (%)", "mean accuracy (%)"], rows)
 
 
 def final_answer(record):
@@ -192,8 +196,8 @@ def speed_table(ours, theirs):
         if all(name in c for pair in pairs for c in pair):
             ratios = [measures.speed_up(a[name], a["pass"], b[name], b["pass"]) for a, b in [*pairs, means]]
             rows.append([axis, *ratios[:-1], over_seeds(ratios[:-1]), ratios[-1]])
-    return Table(f"Speed-up of {ours.method} over {theirs.method} (x) (Table 14)",
-                 ["x axis", *(f"run {i}" for i in range(1, len(pairs) + 1)), "mean", "mean curve"], rows)
+    return Table(f"Cost of {theirs.method} / cost at which {ours.method} reaches the same pass rate (Table 14)",
+                 ["cost", *(f"run {i}" for i in range(1, len(pairs) + 1)), "mean", "mean curve"], rows)
 
 
 def length_table(ours, theirs):
@@ -224,9 +228,11 @@ def paired_table(ours, theirs):
             a, b, difference, (low, high) = rates[name] or (None, None, None, (None, None))
             row += [percent(a), percent(b), percent(difference), percent(low), percent(high)]
         rows.append(row)
-    return Table(f"{ours.method} / {theirs.method}: repeats and fixes, paired, with 95% bootstrap intervals (Table 8)",
-                 ["model", "bench", "problems", "repeat (%)", "theirs", "Δ (pp)", "from", "to",
-                  "fix (%)", "theirs", "Δ (pp)", "from", "to"], rows)
+    columns = [f"{name}: {part}" for name in ("repeats it", "fixes it")
+               for part in ("ours (%)", "theirs (%)", "Δ (pp)", "Δ low", "Δ high")]
+    return Table(f"The step after a wrong answer, {ours.method} against {theirs.method} (theirs), problem by problem, "
+                 "with the 95% interval of the difference (Table 8)",
+                 ["model", "bench", "problems", *columns], rows)
 
 
 def pooled_table(ours, independent):
@@ -238,8 +244,9 @@ def pooled_table(ours, independent):
         units = {"transitions": 1, "repeat": 100, "base": 100, "ratio": 1}
         rows.append([*key, *(over_seeds([None if r[name] is None else unit * r[name] for r in rates])
                              for name, unit in units.items())])
-    return Table(f"Repeats of {ours.method} against independent sampling (Table 9)",
-                 ["model", "bench", "transitions", "repeat (%)", "base (%)", "ratio"], rows)
+    return Table(f"The step after a wrong answer: how often {ours.method} repeats it, and how often independent "
+                 "samples of the problem give it (base) (Table 9)",
+                 ["model", "bench", "steps after a wrong answer", "repeats (%)", "base (%)", "ratio"], rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -273,14 +280,18 @@ def draw(path, groups):
             if name in ("all", "petaflops"):
                 panel.set_xscale("log")
             else:
-                panel.locator_params(axis="x", nbins=5)  # a short run has long numbers of hours
+                panel.locator_params(axis="x", nbins=6)
         ends = [cells[key].curves for cells in group.seeds for key in cells]
         length, accuracy = ([c[name][-1] for c in ends] for name in ("length", "accuracy"))
         panels[len(names)].plot(length, [100 * a for a in accuracy], linestyle="", **style)
     panels[len(names)].set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
     for panel in panels:
         panel.grid(alpha=0.3)
-    panels[0].legend(loc="lower right")
+    panels[len(names)].margins(0.15)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(groups))
+    if len(groups[0].seeds) > 1:
+        figure.supxlabel(f"Lines: mean of {len(groups[0].seeds)} seeds. Bands: lowest to highest. Points: single runs.",
+                         fontsize="small")
     figure.savefig(path, dpi=200)
 
 

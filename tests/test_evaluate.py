@@ -47,8 +47,8 @@ def write_run(folder, answers, method="leaf", seed=1, model="Qwen/Qwen3-8B", exp
         settings = {"bench": "math500", "split": "test", "model": model, "method": method, "seed": seed,
                     "memory": "leaf", "restart": 5,
                     "compress": "tail", "update_every": None, "gpu_hours": 5, **settings}
-        result = {"problems": len(answers), "failed": failed, "startup_seconds": 360.0, "wall_seconds": 3600.0, "gpus": 1,
-                  "parameters": 1_000_000_000}
+        result = {"problems": len(answers), "failed": failed, "startup_seconds": 360.0, "wall_seconds": 3600.0,
+                  "gpus": 1, "parameters": 1_000_000_000}
         (folder / "explore.json").write_text(json.dumps({"settings": settings, "versions": {}, "result": result}))
     return str(folder / "rollouts.jsonl")
 
@@ -170,14 +170,14 @@ def test_comparison_with_random_sampling(tmp_path):
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
     repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[3:])
     cell = {"model": paper.QWEN, "bench": "math500"}
-    assert repeats == [cell | {"wrong": 7, "repeat (%)": pytest.approx(300 / 7)}]
+    assert repeats == [cell | {"wrong answers": 7, "repeats (%)": pytest.approx(300 / 7)}]
     # LEAF's pass rates 0, 1/2, 1, 1 reach random sampling's last 1/2 at call 2; 4 / 2
-    assert speed[0]["x axis"] == "verifier calls" and speed[0]["mean"] == 2 and speed[0]["mean curve"] == 2
+    assert speed[0]["cost"] == "verifier calls" and speed[0]["mean"] == 2 and speed[0]["mean curve"] == 2
     # the same in tokens: eight answers against four answers and two drafts
     assert speed[1]["mean"] == pytest.approx(8 * 14 / (4 * 14 + 2 * 8))
     assert length == [cell | {"length (ratio)": 1, "pass rate gain (pp)": 50}]
     # transitions a: x>x, x>R; b: y>R; base 1/4, 1/4, 4/4
-    assert pooled == [cell | {"transitions": 3, "repeat (%)": pytest.approx(100 / 3), "base (%)": 50,
+    assert pooled == [cell | {"steps after a wrong answer": 3, "repeats (%)": pytest.approx(100 / 3), "base (%)": 50,
                               "ratio": pytest.approx(1 / 1.5)}]
 
 
@@ -553,7 +553,8 @@ def test_paper_rows_of_tests_and_training_problems(trained, scripted, monkeypatc
                           (paper.UPDATE, ("update",)), (paper.INTERNALIZATION, ())):
         monkeypatch.setitem(numbers, ("model", "own", *rest), next(iter(numbers.values())))
     monkeypatch.setattr(evaluate, "bench_name", lambda bench, split: "own")
-    call("--bench", trained / "own.jsonl", "--model", toy_model, "--engine", "hf", "--out", trained / "b.json", "--paper")
+    call("--bench", trained / "own.jsonl", "--model", toy_model, "--engine", "hf", "--paper",
+         "--out", trained / "b.json")
     call("--teacher", "--cplus", trained / "cplus.jsonl", "--engine", "hf", "--paper", "--out", trained / "t.json")
     call("--update", trained, "--internalization", "--engine", "hf", "--paper", "--out", trained / "i.json")
     shown = [table for name in "bti" for table in json.loads((trained / f"{name}.json").read_text())["tables"]]
