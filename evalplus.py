@@ -49,7 +49,7 @@ def passes(problem, program):
 def run(problem, program, seconds, total):
     """-> Outcomes of loading `program` and of the inputs up to the first that fails."""
     plus = problem.tests["plus"]
-    steps = [{"call": plus["entry_point"], "args": [sandbox.encode(arg) for arg in args]} for args in plus["inputs"]]
+    steps = [{"call": plus["entry_point"], "args": [execution.encode(arg) for arg in args]} for args in plus["inputs"]]
     outcomes, = sandbox.run_modules(program, [steps], seconds, total, imports=problem.imports, memory=MEMORY_BYTES,
                                     digests=True)
     return outcomes
@@ -58,7 +58,7 @@ def run(problem, program, seconds, total):
 def reference(problem):
     """-> (expected outputs, seconds that each took), from the cache folder if this Python has computed them before."""
     plus = problem.tests["plus"]
-    inputs = [[sandbox.encode(arg) for arg in args] for args in plus["inputs"]]
+    inputs = [[execution.encode(arg) for arg in args] for args in plus["inputs"]]
     key = json.dumps([plus["canonical_solution"], plus["entry_point"], inputs, list(problem.imports), execution.LONG,
                       sys.version_info[:2]])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leaf" / "mbpp"
@@ -72,13 +72,13 @@ def reference(problem):
             _, *outcomes = run(problem, plus["canonical_solution"], REFERENCE_SECONDS, math.inf)
             if len(outcomes) < len(inputs) or outcomes[-1].kind != "ok":
                 raise RuntimeError(f"{problem.id}: the reference solution does not run here ({outcomes[-1:]})") from None
-            values = [sandbox.encode(outcome.value) for outcome in outcomes]
+            values = [execution.encode(outcome.value) for outcome in outcomes]
             seconds = [outcome.seconds for outcome in outcomes]
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
                 json.dump([values, seconds], file)
             os.replace(file.name, path)
-    values = [sandbox.decode(value) for value in values]
+    values = [execution.decode(value) for value in values]
     if plus["entry_point"] in FOUND_OR_NOT:
         values = [value is not None for value in values]
     return values, seconds

@@ -1,8 +1,8 @@
 """Inside the sandbox: runs a program, or loads it and takes steps, and writes a record for each; values as JSON.
 
-Imported by the helper process (jail.py), which forks for each test, and for `encode` and `decode` by sandbox.py. A record
-is a line of JSON after a nonce, so that nothing that a program writes by accident is taken for one. What it forges is its
-own answer, which is compared elsewhere.
+Imported by the helper process (jail.py), which forks for each test, and for `encode` and `decode` by sandbox.py. A
+record is a line of JSON after a nonce, so that nothing that a program writes by accident is taken for one. What it
+forges is its own answer, which is compared elsewhere.
 """
 import builtins
 import json
@@ -11,20 +11,25 @@ import resource
 import sys
 import time
 
-# Functional answers are written as on LeetCode, without imports; LiveCodeBench's runner puts these names before them.
+# Functional answers are written as on LeetCode, without imports. LiveCodeBench's runner puts these names before them.
 STAR_IMPORTS = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io "
                 "sys json builtins typing").split()
 LONG = 5_000  # items, that are no numbers, of a list whose digest will do
+RECORD_BYTES = 4 << 20  # of all records of a test: what a caller reads costs it some seconds and 200 MB at most
+MODULES = {"Decimal": "decimal", "Fraction": "fractions"} | dict.fromkeys(["date", "time", "datetime", "timedelta"],
+                                                                          "datetime")
 
 
-# ---- Values as JSON that is safe to read -----------------------------------------------------------------------------------
+# ---- Values as JSON that is safe to read --------------------------------------------------------------------------
 
 
 def encode(value, depth=0):
-    """`value` as JSON-able data. Subclasses lose what they override: what equals everything there is a plain int here."""
+    """`value` as JSON-able data. Subclasses lose what they override: what equals all there is a plain int here."""
     if depth > 100:
         raise RecursionError("the value is nested too deeply")
     kind, down = type(value), depth + 1
+    if kind.__qualname__ == "judge.<locals>.Proxy":
+        return {"own": value.path}
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
@@ -44,8 +49,9 @@ def encode(value, depth=0):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": value.hex()}
-    if (kind.__module__, kind.__name__) in (("decimal", "Decimal"), ("fractions", "Fraction")):
-        return {kind.__name__: str(value)}
+    if MODULES.get(kind.__name__) == kind.__module__:
+        is_number = kind.__name__ in ("Decimal", "Fraction")
+        return {kind.__name__: [str(value)] if is_number else encode(value.__reduce__()[1], down)["tuple"]}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), down)
         return plain if value.shape == () else {"array": plain}
@@ -74,38 +80,49 @@ class Opaque:
         return self.text
 
 
-def decode(data):
-    """The value of what `encode` gave; anything else raises ValueError, TypeError, LookupError or ArithmeticError."""
+def decode(data, own=None):
+    """The value of what `encode` gave; anything else raises ValueError, TypeError, LookupError or ArithmeticError.
+
+    own: gives an object of the program by its expression, in the process of the program.
+    """
     if isinstance(data, list):
-        return [decode(item) for item in data]
+        return [decode(item, own) for item in data]
     if not isinstance(data, dict):
         return data
     (kind, body), = data.items()
+    if kind == "own":
+        return own(body)
     if kind == "int":
         return int(str(body), 16)
     if kind == "bytes":
         return bytes.fromhex(body)
     if kind in ("object", "digest"):
         return Opaque(str(body)) if kind == "object" else str(body)
-    if kind in ("Decimal", "Fraction"):
-        return getattr(__import__(kind.lower() + "s" * (kind == "Fraction")), kind)(str(body))
     if kind == "dict":
-        keys, items = decode([key for key, _ in body]), decode([item for _, item in body])
+        keys, items = decode([key for key, _ in body], own), decode([item for _, item in body], own)
         return dict(zip(distinct(keys), items))
-    body = decode(body)
-    return {"tuple": tuple, "set": lambda items: set(distinct(items)), "frozenset": lambda items: frozenset(distinct(items)),
-            "iterator": iter, "complex": lambda pair: complex(*pair),
+    body = decode(body, own)
+    if kind == "Fraction":
+        return __import__("fractions").Fraction(*map(int, body[0].split("/")))  # not "1e999999999", which takes forever
+    if kind in MODULES:
+        return getattr(__import__(MODULES[kind]), kind)(*body)
+    if kind in ("set", "frozenset"):
+        return {"set": set, "frozenset": frozenset}[kind](distinct(body))
+    return {"tuple": tuple, "iterator": iter, "complex": lambda pair: complex(*pair),
             "array": lambda items: Opaque(f"array({items!r})"[:300], items)}[kind](body)
 
 
 def distinct(items):
     """`items`, unless they are made to collide: a set or dict of them would take time quadratic in their number."""
-    if len(items) > 1000 and len(set(map(hash, items))) < len(items) // 2:
+    hashes = {}
+    for item in items:
+        hashes[hash(item)] = hashes.get(hash(item), 0) + 1
+    if max(hashes.values(), default=0) > 1000:
         raise ValueError("too many equal hashes")
     return items
 
 
-# ---- The program -------------------------------------------------------------------------------------------------------------
+# ---- The program --------------------------------------------------------------------------------------------------
 
 
 def star_space():
@@ -118,10 +135,15 @@ def star_space():
 
 def execute(request, space, nonce):
     """Run the program or load it and take the steps; write a record for each; end this process."""
-    program, script, end, write, dumps = request["Solution.py"], request["steps"] is None, os._exit, os.write, json.dumps
+    program, script, written = request["Solution.py"], request["steps"] is None, 0
+    end, write, dumps = os._exit, os.write, json.dumps  # as they are before the program runs
 
     def record(data):
+        nonlocal written
         text = memoryview(f"{nonce}{dumps(data)}\n".encode())
+        if written + len(text) > RECORD_BYTES - 50_000 * ("error" not in data):  # room for what went wrong
+            raise ValueError("the result is too large")
+        written += len(text)
         while text:
             text = text[write(3, text) :]
 
@@ -180,7 +202,10 @@ def execute(request, space, nonce):
                     raise NameError(f"name '{step['call']}' is not defined")
                 value = (function or names[step["call"]])(*map(decode, step["args"]))
             elif "eval" in step:
-                given = {name: decode(value) for name, value in step["names"].items()} | {"results": results}
+                def own(path):
+                    return eval(path, names, {"results": results})
+
+                given = {name: decode(value, own) for name, value in step["names"].items()} | {"results": results}
                 value = eval(compile(step["eval"], "<test>", "eval", dont_inherit=True), names, given)
             elif "judge" in step:
                 value = judge(step, names)
@@ -199,8 +224,9 @@ def execute(request, space, nonce):
 
 
 def judge(step, names):
-    """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else the first step
-    that the program must still take, {"eval": ..., "names": ...}, or {"whole": True} if it needs more than plain values."""
+    """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else the
+    first step that the program must still take, {"eval": ..., "names": ...}, or {"whole": True} if that needs something
+    of the assert's own making that is no plain value, as a function."""
     known, count = step["known"], 0
 
     class Needed(BaseException):
@@ -235,7 +261,12 @@ def judge(step, names):
 
     for name in "len", "bool", "str", "repr":
         setattr(Proxy, f"__{name}__", lambda self, name=name: ask(f"{name}({self.path})"))
-    names[step["name"]] = Proxy(step["name"])
+    for name in "add", "sub", "mul", "truediv", "lt", "le", "gt", "ge":
+        setattr(Proxy, f"__{name}__", lambda self, other, name=name:
+                ask(f"__import__('operator').{name}({self.path}, {other.path})") if isinstance(other, Proxy)
+                else NotImplemented)
+    for name in step["own"]:
+        names[name] = Proxy(name)
     try:
         exec(compile(step["judge"], "<test>", "exec", dont_inherit=True), names)
     except Needed as needed:

@@ -110,22 +110,27 @@ def enter_namespaces(proc, root):
     pid = os.fork()
     if pid == 0:
         try:
-            os.read(ready, 1)
-            if not root:
-                write_file(f"{me}/setgroups", "deny", proc)
-            write_file(f"{me}/uid_map", uid_map, proc)
-            write_file(f"{me}/gid_map", gid_map, proc)
-            os._exit(0)
+            os.close(go)
+            if os.read(ready, 1):  # nothing, if unshare was refused
+                if not root:
+                    write_file(f"{me}/setgroups", "deny", proc)
+                write_file(f"{me}/uid_map", uid_map, proc)
+                write_file(f"{me}/gid_map", gid_map, proc)
+                os._exit(0)
         finally:
             os._exit(1)
-    call("unshare", NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS)
-    os.write(go, b"g")
-    if os.waitpid(pid, 0)[1]:
+    try:
+        call("unshare", NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS)
+        os.write(go, b"g")
+    finally:
+        os.close(go)
+        status = os.waitpid(pid, 0)[1]
+    if status:
         raise OSError("its user map was refused")
 
 
 def build_root(sources):
-    """Make a file tree of `sources`, all read-only, the root of this mount namespace. /tmp and /dev/shm are mounted per test."""
+    """Make a file tree of `sources`, all read-only, the root of this mount namespace. /tmp is mounted per test."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
     devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
     held = {path: os.open(path, os.O_PATH) for path in sources + devices}
@@ -145,9 +150,9 @@ def build_root(sources):
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         if os.path.islink(f"/{name}") and not os.path.lexists(f"{new}/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{new}/{name}")
-    for name in ("tmp", "dev/shm", "out"):
+    for name in ("tmp", "out"):
         os.makedirs(f"{new}/{name}", exist_ok=True)
-    for name, target in (("stdin", "/tmp/.stdin"), ("stdout", "/out/stdout"), ("stderr", "/dev/null")):
+    for name, target in (("stdin", "/tmp/.stdin"), ("stdout", "/out/stdout"), ("stderr", "/dev/null"), ("shm", "/tmp")):
         os.symlink(target, f"{new}/dev/{name}")
     os.chdir(new)
     call("pivot_root", ".", ".")
@@ -275,7 +280,7 @@ def supervise(connection, proc, config):
         if not config["namespaces"]:
             end_children(proc)
         drop_scratch(scratch, config)
-        sizes = [os.fstat(fd).st_size for fd in (out, records)]
+        sizes = [os.fstat(out).st_size, min(os.fstat(records).st_size, execution.RECORD_BYTES)]
         header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": sizes, "nonce": nonce,
                   "seconds": usage.ru_utime + usage.ru_stime}
         connection.sendall(json.dumps(header).encode() + b"\n" + os.pread(out, sizes[0], 0) + os.pread(records, sizes[1], 0))
@@ -286,7 +291,6 @@ def make_scratch(request, config):
     scratch, user, size = "/tmp", None, SCRATCH_BYTES + 4 * len(request[".stdin"])
     if config["namespaces"]:
         call("mount", "none", scratch, "tmpfs", NOSUID | NODEV, f"size={size},nr_inodes=10000,mode=755")
-        call("mount", scratch, "/dev/shm", None, MS_BIND, None)
     else:
         scratch = f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
         os.mkdir(scratch, 0o700)
@@ -300,9 +304,7 @@ def make_scratch(request, config):
 
 def drop_scratch(scratch, config):
     if config["namespaces"]:
-        for path in ("/dev/shm", scratch):
-            call("umount2", path, MNT_DETACH)
-        return
+        return call("umount2", scratch, MNT_DETACH)
     for folder, names, _ in os.walk(scratch):
         for name in names:
             if not os.path.islink(f"{folder}/{name}"):
@@ -366,7 +368,7 @@ def watch(pid, outside, request, records, nonce, connection, helper, proc):
         ready = int((read_file(f"{outside}/schedstat", proc).split() or [0, 0])[1]) / 1e9
         clocks = [time.clock_gettime((~pid << 3) | 2), time.monotonic() - start, ready]  # the CPU clock of another process
         if len(request["seconds"]) > 1:
-            finished = os.pread(records, OUTPUT_BYTES, 0).count(nonce.encode())
+            finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())
             if finished > done:
                 done, marks = finished, clocks
         cpu, wall, ready = (clock - mark for clock, mark in zip(clocks, marks))
@@ -387,7 +389,7 @@ def watch(pid, outside, request, records, nonce, connection, helper, proc):
 
 def confine(request, scratch, out, records, user, config):
     """Turn this process into the program's: its files, its limits, no rights."""
-    os.setsid()
+    os.setpgid(0, 0)  # setsid would cost 2 ms: the scheduler makes a group for each session
     os.chdir(scratch)
     for fd, own in ((os.open(".stdin", os.O_RDONLY), 0), (out, 1), (os.open("/dev/null", os.O_WRONLY), 2), (records, 3)):
         os.dup2(fd, own)
@@ -435,42 +437,40 @@ def serve(control, parent, proc, config):
         if os.fork() == 0:
             try:
                 control.close()
-                with socket.socket(fileno=fds[0]) as connection:
+                connection = socket.socket(fileno=fds[0])
+                try:
                     supervise(connection, proc, config)
-                os._exit(0)
-            except (BrokenPipeError, ConnectionResetError):
-                os._exit(0)  # nobody wants the reply
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
+                except Exception as error:
+                    fault = {"fault": f"{type(error).__name__}: {error}"}
+                    connection.sendall(json.dumps(fault).encode() + b"\n")
             finally:
-                os._exit(1)
+                os._exit(0)
         os.close(fds[0])
 
 
 def helper():
     control, parent, config = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), json.loads(sys.argv[3])
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, the kernel ends a program before the engine
-    config["nobody"] = may_become_nobody()
-    if not config["namespaces"]:
-        return serve(control, parent, proc, config)
     try:
-        enter_namespaces(proc, config["nobody"])
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        pid = os.fork()
-        if pid:  # this one only watches: the first process of the namespace ends with it, and all others with that
-            control.close()
-            while os.getppid() == parent and not os.waitpid(pid, os.WNOHANG)[0]:
-                signal.sigtimedwait([signal.SIGCHLD], 0.5)
-            os._exit(0)
-        call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-        build_root(config["sources"])
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, the kernel ends a program before the engine
+        config["nobody"] = may_become_nobody()
+        if config["namespaces"]:
+            enter_namespaces(proc, config["nobody"])
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+            pid = os.fork()
+            if pid:  # this one only watches: the first process of the namespace ends with it, and all others with that
+                control.close()
+                while os.getppid() == parent and not os.waitpid(pid, os.WNOHANG)[0]:
+                    signal.sigtimedwait([signal.SIGCHLD], 0.5)
+                os._exit(0)
+            call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            build_root(config["sources"])
+            parent = os.getppid()
     except OSError as error:
         control.send(str(error).encode())
         os._exit(1)
-    serve(control, os.getppid(), proc, config)
-    os._exit(0)
+    serve(control, parent, proc, config)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,18 @@ import ast
 import builtins
 import json
 import re
+import sys
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 
 import evalplus
 import sandbox
+from execution import encode
 
 LINE_CHARACTERS, INPUT_LINES, VALUE_CHARACTERS = 250, 8, 250  # App. C.2
 EXCEPTION_CHARACTERS, FEEDBACK_CHARACTERS = 300, 2_000
-CALLS = 200  # of the program, in one assert
+CALLS = 200  # of the program, in one assert: each costs two processes
+sys.set_int_max_str_digits(50_000)  # tests and values may hold such numbers, as in LiveCodeBench's runner
 NO_BLOCK = "Incorrect Format: Put your code inside a ```python ... ``` block."
 TRUNCATED = ("Truncated Attempt: Your previous response was too long and truncated because it reached the maximum response "
              "length. Try again with a shorter response.")
@@ -45,11 +49,14 @@ def program_of(response):
 
 def same_output(actual, expected):
     """Line by line, without white space around; lines that differ must be the same decimal numbers, exactly."""
-    actual, expected = ([line.strip() for line in text.strip().split("\n")] for text in (actual, expected))
-    return len(actual) == len(expected) and all(map(same_line, actual, expected))
+    actual, expected = actual.strip(), expected.strip()
+    if actual.count("\n") != expected.count("\n"):  # before millions of lines are split
+        return False
+    return all(map(same_line, actual.split("\n"), expected.split("\n")))
 
 
 def same_line(actual, expected):
+    actual, expected = actual.strip(), expected.strip()
     if actual == expected:
         return True
     expected = expected.split()
@@ -69,19 +76,19 @@ def same_value(actual, expected):
 
 
 def run_tests(problem, program, tests):
-    """-> iterator of (passed, Outcome, what it put out as text), one for each of `tests`, [input, expected] pairs."""
+    """-> iterator of (passed, Outcome), one for each of `tests`, [input, expected] pairs; stdout of a failed call: its value
+    as text."""
     kind, name, seconds = (problem.tests[key] for key in ("type", "fn_name", "time_limit"))
     if kind == "stdin":
-        inputs = [given.replace("\r\n", "\n") for given, _ in tests]  # the program is not to trip over a test written on Windows
-        outcomes = sandbox.run_scripts(program, inputs, seconds)
-        for (_, expected), outcome in zip(tests, outcomes):
-            yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome, outcome.stdout.strip()
+        inputs = [given.replace("\r\n", "\n") for given, _ in tests]  # a test written on Windows is no trap
+        for (_, expected), outcome in zip(tests, sandbox.run_scripts(program, inputs, seconds)):
+            yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome
         return
-    runs = [[{"call": name, "args": [sandbox.encode(json.loads(line)) for line in given.split("\n")]}] for given, _ in tests]
+    runs = [[{"call": name, "args": [encode(json.loads(line)) for line in given.split("\n")]}] for given, _ in tests]
     outcomes = sandbox.run_modules(program, runs, seconds, imports=problem.imports, star_imports=True)
     for (_, expected), (*_, outcome) in zip(tests, outcomes):
         passed = outcome.kind == "ok" and same_value(outcome.value, json.loads(expected))
-        yield passed, outcome, value_text(outcome.value)
+        yield passed, outcome if passed else replace(outcome, stdout=value_text(outcome.value))
 
 
 def value_text(value):
@@ -100,6 +107,11 @@ def value_text(value):
 
 def cut(text, characters):
     return text if len(text) <= characters else text[:characters] + "..."
+
+
+def shown(text):
+    """The beginning of what a program said, without the addresses of objects: those differ from run to run."""
+    return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text[: 2 * FEEDBACK_CHARACTERS])
 
 
 def input_text(problem, given):
@@ -123,59 +135,71 @@ def argument_names(starter_code, function):
 
 
 def tests_feedback(problem, results):
-    """Feedback on [input, expected] tests; results: [(number of the test from 1, input, expected, Outcome, output text)] of
-    those that failed. The first exception; else the first time limit; else the two shortest wrong answers."""
+    """Feedback on [input, expected] tests; results: [(number of the test from 1, input, expected, Outcome, length of its
+    output)] of those that failed. The first exception; else the first time limit; else the two shortest wrong answers."""
     for number, given, expected, outcome, _ in results:
         if outcome.kind == "error":
             frames = [f"  {source}\nLine {line} in {name} (Solution.py)" for line, source, name in outcome.frames]
-            return "\n".join(["Runtime Error", outcome.error, *frames, "", "Last Executed Input", input_text(problem, given)])
+            return "\n".join(["Runtime Error", shown(outcome.error), *frames, "", "Last Executed Input",
+                              input_text(problem, given)])
     for number, given, expected, outcome, _ in results:
         if outcome.kind == "timeout":
             return f"Time Limit Exceeded\n\nLast Executed Input\n{input_text(problem, given)}"
-    shortest = sorted(results, key=lambda result: len(result[1]) + len(result[4]))[:2]
+    shortest = sorted(results, key=lambda result: len(result[1]) + result[4])[:2]
     return "\n\n".join(
-        f"Test Case {number}: Wrong Answer\n\nInput\n{input_text(problem, given)}\n\nOutput\n{cut(output, VALUE_CHARACTERS)}\n\n"
-        f"Expected\n{cut(expected.strip(), VALUE_CHARACTERS)}" for number, given, expected, _, output in shortest)
+        f"Test Case {number}: Wrong Answer\n\nInput\n{input_text(problem, given)}\n\n"
+        f"Output\n{cut(outcome.stdout, VALUE_CHARACTERS)}\n\nExpected\n{cut(expected.strip(), VALUE_CHARACTERS)}"
+        for number, given, expected, outcome, _ in shortest)
 
 
 # ---- Asserts -----------------------------------------------------------------------------------------------------------
 
 
-def tested_name(statement, imports):
-    """The name of the program's function or class that an assert tests; None if it is no plain assert, or uses several."""
+def tested_names(statement, imports):
+    """-> (the names of the program's functions and classes that an assert tests, the modules of Python's library that it
+    uses and leaves to the program to import); nothing if it is no plain assert."""
     body = ast.parse(statement).body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
-        return None
+        return [], []
     nodes = list(ast.walk(body[0]))
     names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     known |= {node.arg for node in nodes if isinstance(node, ast.arg)} | set(dir(builtins))
     known |= {alias.asname or alias.name.split(".")[0] for line in imports for node in ast.walk(ast.parse(line))
               if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
-    own = set(names) - known
+    modules = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    modules &= sys.stdlib_module_names - known
+    own = set(names) - known - modules
     if not own:  # the tested function has the name of a built-in one
-        own = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    return own.pop() if len(own) == 1 else None
+        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        own = called if len(called) == 1 else own
+    return sorted(own), sorted(modules)
 
 
 def run_asserts(problem, program, statements):
     """-> Outcomes of loading the program, then one for each assert (none if loading failed).
 
-    An assert runs in a process without the program, so that the program never sees what is expected, nor what compares it:
-    where the assert calls the program's function, that call runs in a process with the program, and its value is put in.
-    Only an assert that uses several names of the program, gives it functions, or calls it too often, runs beside the program.
+    An assert runs in a process without the program, so that the program never sees what is expected, nor what compares
+    it: where the assert calls the program's function, that call runs in a process with the program, and its value is put
+    in. An object of the program's own classes stays in that process. It takes part in calls, and in comparisons and sums
+    with other such objects; of a plain value it is unlike, so that no `__eq__` of a program's making passes.
+    Beside the program, which could then cheat, run only tests that are no single assert statement, that call only built-in
+    names, or that give the program what is neither plain values nor the program's own: functions, objects of a library.
     """
     seconds, imports, loaded = problem.tests["time_limit"], list(problem.imports), sandbox.Outcome("ok")
-    names = [tested_name(statement, imports) for statement in statements]
+    names, modules = map(list, zip(*[tested_names(statement, imports) for statement in statements]))
+    lines = ["".join(f"import {name}\n" for name in used) + text for used, text in zip(modules, statements)]
     calls, known, outcomes = ([[] for _ in statements] for _ in range(3))
     while pending := [number for number, outcome in enumerate(outcomes) if not outcome]:
         apart = [number for number in pending if names[number]]
-        runs = [[{"judge": statements[n], "name": names[n], "known": known[n]}] for n in apart]
+        runs = [[{"judge": lines[n], "own": names[n], "known": known[n]}] for n in apart]
         for number, (*_, outcome) in zip(apart, sandbox.run_modules("", runs, seconds, imports=imports)):
             if outcome.kind != "ok" or not outcome.value:
                 outcomes[number] = outcome
-            elif "whole" in outcome.value or len(calls[number]) == CALLS:
-                names[number] = None
+            elif len(calls[number]) == CALLS:  # no reason to run it beside the program: that can return what is endless
+                outcomes[number] = sandbox.Outcome("error", error=f"RuntimeError: more than {CALLS} calls in one assert")
+            elif "whole" in outcome.value:
+                names[number] = []
             else:
                 calls[number].append(outcome.value)
         pending = [number for number in pending if not outcomes[number]]
@@ -185,7 +209,7 @@ def run_asserts(problem, program, statements):
                 return [loaded]
             if steps[-1].kind != "ok" or not names[number]:
                 outcomes[number] = steps[-1]
-            known[number] = [sandbox.encode(step.value) for step in steps]
+            known[number] = [encode(step.value) for step in steps]
     return [loaded, *outcomes]
 
 
@@ -198,8 +222,8 @@ def asserts_feedback(statements, loaded, outcomes, seconds):
         broken = re.match("(SyntaxError|IndentationError|TabError)", loaded.error)
         what = "The program does not compile" if broken else "The program raised an exception before any test ran"
         where = f" (line {loaded.frames[0][0]})" if loaded.frames else ""
-        return f"{what}: {loaded.error[:EXCEPTION_CHARACTERS]}{where}"
-    failed = [f"{statement}\n{timeout if outcome.kind == 'timeout' else outcome.error[:EXCEPTION_CHARACTERS]}"
+        return f"{what}: {shown(loaded.error)[:EXCEPTION_CHARACTERS]}{where}"
+    failed = [f"{statement}\n{timeout if outcome.kind == 'timeout' else shown(outcome.error)[:EXCEPTION_CHARACTERS]}"
               for statement, outcome in zip(statements, outcomes) if outcome.kind != "ok"]
     if not failed:
         return "All public asserts passed."
@@ -225,12 +249,15 @@ def verdict(problem, response, truncated):
             correct = correct and evalplus.passes(problem, program)
     else:
         failed = []
-        for number, ((given, expected), (right, outcome, output)) in enumerate(zip(public, run_tests(problem, program, public)), 1):
-            if not right:
-                failed.append((number, given, expected, outcome, output))
+        results = zip(public, run_tests(problem, program, public))
+        for number, ((given, expected), (right, outcome)) in enumerate(results, 1):
+            if not right:  # keep what may be shown: outputs may be large
+                output = outcome.stdout.strip()
+                kept = replace(outcome, stdout=shown(output), value=None)
+                failed.append((number, given, expected, kept, len(output)))
                 if tests.get("stop_at_first_failure"):
                     break
         passed, feedback = not failed, tests_feedback(problem, failed)
-        correct = passed and all(right for right, _, _ in run_tests(problem, program, private))
+        correct = passed and all(right for right, _ in run_tests(problem, program, private))
     feedback = feedback[:FEEDBACK_CHARACTERS]
     return int(passed), int(correct), feedback, None if passed else feedback

@@ -37,10 +37,11 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import jail
-from execution import Opaque, decode, encode
+from execution import decode
 from jail import MEMORY_BYTES
 
 
@@ -64,7 +65,6 @@ slots = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))  # answers test
 
 def start():
     """Start the helper unless it runs. -> our end of its socket; BadInput if a program known to be good does not pass."""
-    global control, process
     from data import BadInput  # here, because the helper imports nothing of the project
 
     with lock:
@@ -73,12 +73,15 @@ def start():
         again, problems = process is not None, []
         close()
         for namespaces in (True, False):
-            reply = spawn(namespaces) if jail.MACHINE or not namespaces else f"unknown processor {os.uname().machine}"
-            if reply == "ready":
-                outcome = next(run_scripts(CANARY, ["144\nabc"], 20, slots=threading.Semaphore()))
-                if outcome.stdout == "12 3\n":
-                    break
-                reply = f"a program known to be good came to {outcome}"
+            try:
+                reply = spawn(namespaces) if jail.MACHINE or not namespaces else f"unknown processor {os.uname().machine}"
+                if reply == "ready":
+                    outcome = next(run_scripts(CANARY, ["144\nabc"], 20, helper=control))
+                    if outcome.stdout == "12 3\n":
+                        break
+                    reply = f"a program known to be good came to {outcome}"
+            except (OSError, RuntimeError) as error:
+                reply = str(error)
             problems.append(reply)
             close()
         else:
@@ -126,17 +129,17 @@ def close():
 atexit.register(close)
 
 
-def ask(program, tests, slots=slots):
-    """One answer: `program` and `tests` are requests as `supervise` reads them.
-    -> iterator of (header, output, records); RuntimeError if the helper fails twice at a test."""
+def ask(program, tests, helper=None):
+    """One answer: `program` and `tests` are requests as `supervise` reads them; helper: the one to ask, which has just
+    started. -> iterator of (header, output, records); RuntimeError if the helper fails twice at a test."""
     done = failures = 0
     while done < len(tests):
-        helper = start()
+        to = helper or start()
         ours, theirs = socket.socketpair()
-        with slots, ours, ours.makefile("rb") as replies:
+        with nullcontext() if helper else slots, ours, ours.makefile("rb") as replies:
             try:
                 with theirs:
-                    socket.send_fds(helper, [b"t"], [theirs.fileno()])
+                    socket.send_fds(to, [b"t"], [theirs.fileno()])
                 ours.sendall(json.dumps(program).encode() + b"\n")
                 ahead = b""
                 while done < len(tests):
@@ -147,15 +150,15 @@ def ask(program, tests, slots=slots):
                         ahead = b""
                     ours.sendall(ahead)  # fits into the socket: it waits there, and neither side waits for the other
                     header = json.loads(replies.readline() or b"null")
-                    if header is None:
-                        raise ConnectionError
+                    if header is None or "fault" in header:
+                        raise ConnectionError(header["fault"] if header else "its process died")
                     output, records = (replies.read(size) for size in header["sizes"])
                     done, failures = done + 1, 0
                     yield header, output, records
             except (OSError, ValueError) as error:  # the helper died; `start` makes another
                 failures += 1
                 if failures == 2:
-                    raise RuntimeError("the sandbox gave no answer") from error
+                    raise RuntimeError(f"the sandbox gave no answer ({error})") from error
 
 
 def outcome_of_end(header):
@@ -187,13 +190,13 @@ def read_records(header, records):
     return outcomes
 
 
-def run_scripts(program, inputs, seconds, memory=MEMORY_BYTES, slots=slots):
+def run_scripts(program, inputs, seconds, memory=MEMORY_BYTES, helper=None):
     """Run `program` as `__main__` on each text of `inputs`. -> iterator of Outcomes; SystemExit is a normal end.
 
     A test starts when its Outcome is asked for, or one before that; the rest is dropped with the iterator.
     """
     tests = [{".stdin": text, "seconds": [seconds], "total": seconds, "steps": None} for text in inputs]
-    for header, output, records in ask({"Solution.py": program, "memory": memory}, tests, slots):
+    for header, output, records in ask({"Solution.py": program, "memory": memory}, tests, helper):
         outcomes = read_records(header, records)
         if header["why"] or header["status"]:
             outcomes = [outcome_of_end(header)]

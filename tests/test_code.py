@@ -5,6 +5,7 @@ import pytest
 
 import data
 import evalplus
+import execution
 import programs
 import sandbox
 import verifiers
@@ -337,7 +338,7 @@ def test_plus_tolerance_stays_once_raised(cache):
 def test_plus_oracles(cache):
     assert evalplus.same("similar_elements", [], (2, 1), (1, 2), 0) and not evalplus.same("f", [], (2, 1), (1, 2), 0)
     assert not evalplus.same("Diff", [], [[1]], [1], 0) and not evalplus.same("Diff", [], None, [1], 0)
-    assert evalplus.same("check_str", [], sandbox.Opaque("<re.Match>"), True, 0)
+    assert evalplus.same("check_str", [], execution.Opaque("<re.Match>"), True, 0)
     assert [evalplus.same("check_str", [], output, right, 0) for output in (True, False, None) for right in (True, False)] == [
         True, False, False, True, False, True]
     assert evalplus.same("surface_Area", [3, 4], 35, 33, 0) and not evalplus.same("surface_Area", [3, 4], 34, 33, 0)
@@ -363,6 +364,8 @@ def test_plus_runs_all_inputs_in_one_process_and_keeps_the_reference(cache):
 @has_data
 def test_some_tasks_of_mbpp_plus(cache):
     for given in data.load("mbpp", path=DATA, limit=15):
+        if given.id == "Mbpp/599":  # its reference solution alone takes a minute
+            continue
         name, reference = given.tests["plus"]["entry_point"], given.tests["plus"]["canonical_solution"]
         changed = f"{reference}\nright = {name}\ndef {name}(*args):\n    return 0 if right(*args) is None else None"
         verdicts = [verifiers.verify(given, f"```python\n{program}\n```") for program in (reference, changed)]
