@@ -22,8 +22,6 @@ import warnings
 import zlib
 from pathlib import Path
 
-from tqdm import tqdm
-
 import problems
 from problems import ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, is_functional, open_file, problem_from_row, rows
 
@@ -144,6 +142,7 @@ def from_web(url, name, pinned=None):
 
 def fetch(url, file):
     """Append what `file` still lacks of `url`, with a progress bar. Errors: OSError, HTTPException."""
+    from tqdm import tqdm  # here, because the processes of the verifiers load this file too
     file.truncate(max(file.seek(0, os.SEEK_END) - 1, 0))  # a byte again: no server sends the rest of a whole file
     start = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"})

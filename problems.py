@@ -36,8 +36,8 @@ def exit_with_sentence(main):
     except OSError as error:  # wherever it was: every file that a run writes survives it
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        print(f"The disk takes no more ({error.strerror}): make room, then the same command goes on; what stands in the "
-              "files is kept.", file=sys.stderr)
+        print(f"The disk takes no more ({error.strerror}): make room, then the same command goes on; what stands in "
+              "the files is kept.", file=sys.stderr)
         sys.exit(2)
 
 
@@ -110,6 +110,8 @@ def problem_from_row(row, bench, where):
             raise BadInput(f"{where}: {sentence}")
 
     need(isinstance(row, dict), "write the problem as a JSON object.")
+    need(parses(str.encode, json.dumps(row, ensure_ascii=False)),
+         "it holds half of a surrogate pair: write the whole character.")
     verifier = row.get("verifier")
     need(verifier in list(OWN_FIELDS), f'"verifier" must be one of {", ".join(OWN_FIELDS)}.')
     kinds = {"id": str, "problem": str, "verifier": str} | OWN_FIELDS[verifier]
@@ -119,7 +121,6 @@ def problem_from_row(row, bench, where):
         need(isinstance(value, kinds[name]), f'"{name}" must be {article}.')
         if kinds[name] is str:
             need(value.strip() or name == "starter_code", f'"{name}" is empty.')
-            need(parses(str.encode, value), f'"{name}" holds half of a surrogate pair: write the whole character.')
     for name in ("id", "problem", next(iter(OWN_FIELDS[verifier]))):
         need(name in row, f'"{name}" is missing: a {verifier} problem needs it.')
     criterion = row.get("criterion", "final_result") if verifier == "judge" else None
@@ -144,8 +145,8 @@ def own_tests(tests, need):
     name, limit = tests["fn_name"], tests["time_limit"]
     need(isinstance(name, str) and name.isidentifier() if kind == "functional" else name is None,
          '"fn_name" of "tests" is the name of the function to call, for type functional alone.')
-    need(type(limit) in (int, float) and 0 < limit < float("inf"),
-         '"time_limit" of "tests" must be a number of seconds above 0.')
+    need(type(limit) in (int, float) and 0 < limit <= 3600,
+         '"time_limit" of "tests" must be a number of seconds above 0, at most 3600.')
     need(isinstance(tests.get("public"), list) and tests["public"],
          '"public" of "tests" must list at least one test.')
     need(isinstance(tests["private"], list), '"private" of "tests" must be a list.')
