@@ -266,10 +266,15 @@ def judge_verdict(text):
 
 async def grade(problem, response, truncated, engine, graders):
     """-> (Verdict, the judge's Sample or None). The judge is the engine's model without adapter, ahead of its queue."""
+    from engine import ContextTooLong  # here, because the processes of MATH load this file, and need no torch
+
     if problem.verifier != "judge":
         return await graders.grade(problem, response, truncated), None
-    said = await engine.sample(engine.encode(judge_messages(problem, response)), seed=0, max_tokens=JUDGE_TOKENS,
-                               temperature=0.0, top_p=1.0, priority=-1)
+    try:
+        said = await engine.sample(engine.encode(judge_messages(problem, response)), seed=0, max_tokens=JUDGE_TOKENS,
+                                   temperature=0.0, top_p=1.0, priority=-1)
+    except ContextTooLong as error:  # no other answer to the problem suffers from it
+        return Verdict(0, 0, "", None, f"The judge cannot read the answer: {error}"), None
     reward = judge_verdict(said.text)
     return Verdict(reward, reward, "", None), said
 

@@ -126,6 +126,21 @@ def test_grade(answer, said, reward):
         "seed": 0, "max_tokens": 512, "temperature": 0.0, "top_p": 1.0, "priority": -1})]  # no adapter is named
 
 
+def test_an_answer_that_the_judge_cannot_read_is_a_fault(toy_model):
+    """The window holds the problem and the answer, but not the judge's prompt with both: the run goes on."""
+    async def grade(answer):
+        judge = await engine.start(engine.Settings(toy_model, "qwen3", "hf", "float32", 1.0, 1.0, 8, 0.9, None, 1, 1))
+        try:
+            return await verifiers.grade(SKY, answer, False, judge, None)
+        finally:
+            judge.close()
+    verdict, said = asyncio.run(grade("blue " * 400))
+    assert (verdict.reward, verdict.correct, verdict.feedback, said) == (0, 0, "", None)
+    assert verdict.fault.startswith("The judge cannot read the answer: its context of ")
+    verdict, said = asyncio.run(grade("blue"))
+    assert verdict.fault is None and said.token_ids
+
+
 def bench(folder, *rows):
     path = folder / "mine.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
