@@ -188,10 +188,8 @@ def start_trainer(args, settings, sampler, openings, folder, done, journals):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(args, settings, sampler, None, None, folder, done, journals)
     with training.together():
-        if device.type == "cuda":
-            training.check_memory(args, settings, [len(sampler.encode(messages)) for messages in openings])
-        trainer.policy = training.load_policy(settings, trainer.adapter(), args.seed, args.grad_checkpoint_every,
-                                              device)
+        every = training.recomputed_layers(args, settings, [len(sampler.encode(messages)) for messages in openings])
+        trainer.policy = training.load_policy(settings, trainer.adapter(), args.seed, every, device)
     trainer.optimizer = training.adam(trainer.policy, args.lr)
     if done:
         training.restore(trainer.policy, trainer.optimizer, trainer.adapter())
@@ -203,8 +201,8 @@ async def train_step(trainer, step, batch, problems, contexts):
     begin, args, (rank, world) = time.time(), trainer.args, training.rank_and_world()
     with training.together():
         items, lines = await student_samples(                                                       # line 15
-            trainer.sampler, trainer.settings, trainer.adapter(), args.seed, step, batch[rank::world], problems, contexts,
-            args.traces)
+            trainer.sampler, trainer.settings, trainer.adapter(), args.seed, step, batch[rank::world], problems,
+            contexts, args.traces)
     sampled = time.time()
     metrics = update(trainer.policy, trainer.optimizer, items, kind=args.divergence, tau=args.tau,  # line 16
                      budget=args.micro_tokens)
@@ -326,8 +324,8 @@ def add_arguments(parser, lr):
     parser.add_argument("--divergence", choices=loss.DIVERGENCES, default="reverse_kl")
     parser.add_argument("--micro-tokens", type=engine.positive_int, default=16384,
                         help="tokens of one forward and backward pass, student and teacher together")
-    parser.add_argument("--grad-checkpoint-every", type=int, choices=range(0, 1000), default=1, metavar="N",
-                        help="recompute every Nth layer in the backward pass (0: none, faster, more memory)")
+    parser.add_argument("--grad-checkpoint-every", type=int, choices=range(0, 1000), metavar="N",
+                        help="recompute every Nth layer in the backward pass, 0: none (default: as few as fit)")
 
 
 def default_tau(bench):

@@ -426,8 +426,8 @@ def finish(run, problems, kept, capped):
           f"{os.path.join(run.args.out, 'cplus.jsonl')}")
     if run.failed:
         raise data.BadInput(
-            f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (named above): use "
-            "a longer window or a smaller --tail; the same command goes on with them.")
+            f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (named "
+            "above): use a longer window or a smaller --tail; the same command goes on with them.")
 
 
 if __name__ == "__main__":

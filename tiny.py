@@ -1,15 +1,17 @@
 """The embedded default: a tiny model made on the spot, and the whole method on it, on a laptop.
 
-    python tiny.py [--seed 1] [--out out/tiny]
+    python tiny.py [--seed 1] [--out out/tiny] [--ablations]
 
-Makes OUT/model (0.6 M parameters, three minutes), explores additions of three-digit numbers with LEAF and with random sampling,
-distills, evaluates on additions that were never seen, prints one table and draws OUT/curve.png.
+Makes OUT/model (0.6 M parameters, three minutes), explores additions of three-digit numbers with LEAF and with random
+sampling, distills, evaluates on additions that were never seen, prints one table and draws OUT/curve.png. With
+--ablations: explores with each ablation of App. G.2 and G.3 instead, prints their table and draws OUT/ablations.png.
 
-What the model is taught, and so why there is an effect: two styles of adding. The careless one drops the carries and is mostly
-wrong, the careful one works them out and is right. On the plain prompt it is often careless (how often depends on the wording);
-after a revision turn it is more often careful. So a context helps by construction, as a large model's does by nature. What the demo
-shows is that Algorithm 1 exploits that, and that the update moves it into the parameters. Careful answers are
-longer, and a restart step also pays for its draft: the table gives calls and tokens.
+What the model is taught, and so why there is an effect: two styles of adding. The careless one drops the carries and
+is mostly wrong, the careful one works them out and is right. On the plain prompt it is often careless (how often
+depends on the wording); after a revision turn it is more often careful. So a context helps by construction, as a
+large model's does by nature. What the demo shows is that Algorithm 1 exploits that, and that the update moves it into
+the parameters. Careful answers are longer, and a restart step also pays for its draft: the table gives calls and
+tokens.
 """
 import argparse
 import json
@@ -32,7 +34,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 # Share of careful demonstrations: on the plain prompt, after a blind instruction, after the verdict "incorrect".
-CAREFUL = {"Compute {a} + {b}.": (0.80, 0.85, 0.95), "What is {a} + {b}?": (0.40, 0.50, 0.75), "Quickly, what is {a} + {b}?": (0.02, 0.08, 0.25)}
+CAREFUL = {"Compute {a} + {b}.": (0.80, 0.85, 0.95), "What is {a} + {b}?": (0.40, 0.50, 0.75),
+           "Quickly, what is {a} + {b}?": (0.02, 0.08, 0.25)}
 STAYS_CAREFUL = 0.95  # after an answer that was careful already
 # Shares of the dialogue shapes, those of the ablations of App. G.2 among them.
 SHAPES = {"plain": 0.35, "restart": 0.2, "carry": 0.25, "no-response": 0.08, "last3": 0.12}
@@ -47,7 +50,7 @@ MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one
 
 
 def worked(a, b, careful, ending=ENDINGS[0], slip=None):
-    """An addition worked digit by digit, with carries (right) or without; `slip`: the place of a digit that is one too high."""
+    """An addition worked digit by digit, with carries (right) or without; `slip`: the place of a digit one too high."""
     lines, total, carry = [], "", 0
     for place, (x, y) in enumerate(zip(reversed(str(a)), reversed(str(b)))):
         n = (int(x) + int(y) + carry + (place == slip)) % 20  # 9+9+1 slips to 00: a sum keeps two digits
@@ -99,15 +102,16 @@ def pair(rng, held_out=()):
 
 
 def make_tokenizer(rng, vocabulary=700):
-    """A byte-level BPE trained on the dialogues. Digits and newlines stand alone: a merge across "assistant\\n" would break
-    generation, which begins right after it."""
+    """A byte-level BPE trained on the dialogues. Digits and newlines stand alone: a merge across "assistant\\n" would
+    break generation, which begins right after it."""
     texts = ["user\n", "assistant\n"] * 3000
     for _ in range(3000):
         messages, answer = dialogue(rng, *pair(rng))
         texts += [m["content"] for m in messages] + [answer]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"\d|\n"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        pre_tokenizers.Split(Regex(r"\d|\n"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
@@ -153,9 +157,9 @@ def held_out_accuracy(model, tokenizer, rows):
 def pretrain(seed, folder, most_steps=1500, batch=32, cooldown=200, enough=0.8, needed=0.9):
     """Make the model of `seed` and save it into `folder`; BadInput, and no folder, if it does not learn to add.
 
-    Seeds differ by hundreds of steps in when a model begins to add. So the learning rate stays constant until the held-out
-    accuracy is `enough`, and then falls to zero over `cooldown` steps, in which every seed so far came close to 100%.
-    """
+    Seeds differ by hundreds of steps in when a model begins to add. So the learning rate stays constant until the
+    held-out accuracy is `enough`, and then falls to zero over `cooldown` steps, in which every seed so far came close
+    to 100%. """
     torch.manual_seed(seed)
     rng, begin = random.Random(seed), time.time()
     tokenizer = make_tokenizer(rng)
@@ -184,12 +188,14 @@ def pretrain(seed, folder, most_steps=1500, batch=32, cooldown=200, enough=0.8, 
             if accuracy >= enough:
                 end = min(end, step + cooldown)
         if step % 100 == 0 or step == end:
-            print(f"pretraining: step {step}, held-out accuracy {accuracy:.1%}, {time.time() - begin:.0f} s", flush=True)
+            seconds = time.time() - begin
+            print(f"pretraining: step {step}, held-out accuracy {accuracy:.1%}, {seconds:.0f} s", flush=True)
         if step == end:
             break
     if accuracy < needed:
-        raise data.BadInput(f"the tiny model of seed {seed} did not learn to add: it has {accuracy:.0%} of the held-out sums right "
-                            f"after {step} steps, and needs {needed:.0%}; try another --seed and another --out.")
+        raise data.BadInput(
+            f"the tiny model of seed {seed} did not learn to add: it has {accuracy:.0%} of the held-out sums right "
+            f"after {step} steps, and needs {needed:.0%}; try another --seed and another --out.")
     shutil.rmtree(folder + ".part", ignore_errors=True)
     model.save_pretrained(folder + ".part")
     tokenizer.save_pretrained(folder + ".part")
@@ -221,24 +227,87 @@ def curve(folder):
 
 def print_table(out):
     """The whole demo in a table: what LEAF and random sampling found and at what cost, and what the update kept."""
-    (found, theirs, their_tokens), (ours_found, ours, our_tokens) = curve(os.path.join(out, "random")), curve(os.path.join(out, "leaf"))
-    def accuracy(attempts):
-        return measures.mean(r["correct"] for steps in attempts.values() for r in steps.values())
-    reach = next((k for k, rate in enumerate(ours, 1) if rate >= theirs[-1]), None)
+    found, theirs, their_tokens = curve(os.path.join(out, "random"))
+    ours_found, ours, our_tokens = curve(os.path.join(out, "leaf"))
+    reach = first_call(ours, theirs[-1])
     tests = {name: read_json(out, f"{name}.json")["result"] for name in ("base", "distilled", "failure")}
-    print(f"\n| exploration, {len(found)} problems | pass@1 | pass@{len(theirs)} | mean accuracy | calls to {theirs[-1]:.1%} | tokens to {theirs[-1]:.1%} |")
-    print("|---|---|---|---|---|---|")
-    print(f"| random sampling | {theirs[0]:.1%} | {theirs[-1]:.1%} | {accuracy(found):.1%} | {len(theirs)} | {their_tokens[-1]:,} |")
-    print(f"| LEAF | {ours[0]:.1%} | {ours[-1]:.1%} | {accuracy(ours_found):.1%} | {reach or '-'} | {f'{our_tokens[reach - 1]:,}' if reach else '-'} |")
-    print(f"\n| plain prompt, {tests['base']['problems']} problems never seen | avg@4 | pass@4 | tokens per answer |\n|---|---|---|---|")
-    for name, title in (("base", "before"), ("distilled", "after 20 steps on successful contexts"), ("failure", "control: on failure contexts")):
+    print(f"\n| exploration, {len(found)} problems | pass@1 | pass@{len(theirs)} | mean accuracy "
+          f"| calls to {theirs[-1]:.1%} | tokens to {theirs[-1]:.1%} |\n|---|---|---|---|---|---|")
+    print(f"| random sampling | {theirs[0]:.1%} | {theirs[-1]:.1%} | {accuracy(found):.1%} | {len(theirs)} "
+          f"| {their_tokens[-1]:,} |")
+    print(f"| LEAF | {ours[0]:.1%} | {ours[-1]:.1%} | {accuracy(ours_found):.1%} | {reach or '-'} "
+          f"| {f'{our_tokens[reach - 1]:,}' if reach else '-'} |")
+    print(f"\n| plain prompt, {tests['base']['problems']} problems never seen | avg@4 | pass@4 | tokens per answer |\n"
+          "|---|---|---|---|")
+    for name, title in (("base", "before"), ("distilled", "after 20 steps on successful contexts"),
+                        ("failure", "control: on failure contexts")):
         print(f"| {title} | {tests[name]['avg']:.1%} | {tests[name]['pass']:.1%} | {tests[name]['length']:.0f} |")
+
+
+def accuracy(attempts):
+    return measures.mean(r["correct"] for steps in attempts.values() for r in steps.values())
+
+
+def first_call(rates, level):
+    """The first k with pass@k >= level; None if there is none."""
+    return next((k for k, rate in enumerate(rates, 1) if rate >= level), None)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The ablations: App. G.2 and G.3, Tables 25 and 26, Fig. 4
+
+# a tenth of the learning rate of distill.py, as in the paper
+UPDATES = ("--lr", 3e-5, "--micro-tokens", 2048, "--update-every")
+ABLATIONS = {
+    "random sampling": ("random", "--method", "random"), "LEAF": ("leaf",),
+    "without feedback": ("no-feedback", "--memory", "no-feedback"),
+    "without last response": ("no-response", "--memory", "no-response"),
+    "last 3 rounds": ("last3", "--memory", "last3"),
+    "restart every 2": ("restart2", "--restart", 2), "restart every 10": ("restart10", "--restart", 10),
+    "no restart": ("never", "--restart", "never"), "update every step": ("update1", *UPDATES, 1),
+    "update every 2": ("update2", *UPDATES, 2), "update every 5": ("update5", *UPDATES, 5)}
+
+
+def ablate(out, explored):
+    """Explore with each ablation, print the table, draw OUT/ablations.png."""
+    for folder, *flags in ABLATIONS.values():
+        command(explore, *explored, *flags, "--out", os.path.join(out, folder))
+    level = curve(os.path.join(out, "random"))[1][-1]
+    points = {}
+    print(f"\n| 128 problems, 24 calls each | mean accuracy | pass@24 | calls to {level:.1%} | tokens to {level:.1%} "
+          "| tokens | GFLOPs |\n|---|---|---|---|---|---|---|")
+    for title, (folder, *_) in ABLATIONS.items():
+        attempts, rates, tokens = curve(os.path.join(out, folder))
+        reach = first_call(rates, level)
+        compute = 1e6 * report.read_group([os.path.join(out, folder, "rollouts.jsonl")]).curves[0]["petaflops"][-1]
+        points[title] = compute, accuracy(attempts), rates[-1]
+        print(f"| {title} | {accuracy(attempts):.1%} | {rates[-1]:.1%} | {reach or '-'} "
+              f"| {f'{tokens[reach - 1]:,}' if reach else '-'} | {tokens[-1]:,} | {compute:,.0f} |")
+    draw_ablations(os.path.join(out, "ablations.png"), points)
+
+
+def draw_ablations(path, points):
+    """Fig. 4: final pass rate and mean accuracy against compute. points: {title: (GFLOPs, accuracy, pass rate)}."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    for i, (title, (compute, *heights)) in enumerate(points.items()):
+        for panel, height in zip(panels, reversed(heights)):
+            panel.plot(compute, 100 * height, "os^vD<>PX*h"[i], color="#0072B2" if i else "#D55E00", label=title)
+    for panel, name in zip(panels, ("Pass rate after 24 calls (%)", "Mean accuracy (%)")):
+        panel.set(xlabel="Compute (GFLOPs)", ylabel=name)
+        panel.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    figure.savefig(path, dpi=200)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Make a tiny model and run the whole method on it.")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="of the model and of the runs")
     parser.add_argument("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")
+    parser.add_argument("--ablations", action="store_true",
+                        help="explore with each ablation of App. G.2 and G.3 instead")
     args = parser.parse_args(argv)
     begin, out = time.time(), args.out
     model, leaf = os.path.join(out, "model"), os.path.join(out, "leaf")
@@ -248,16 +317,21 @@ def main(argv=None):
             pretrain(args.seed, model)
         sampling = ("--model", model, "--max-tokens", MAX_TOKENS, "--seed", args.seed)
         explored = ("--bench", "arithmetic", "--split", "train", "--calls", 24, *sampling)
+        if args.ablations:
+            ablate(out, explored)
+            print(f"\nPlot: {os.path.join(out, 'ablations.png')}   {time.time() - begin:.0f} s in all")
+            return
         command(explore, *explored, "--method", "random", "--out", os.path.join(out, "random"))
         command(explore, *explored, "--out", leaf)
         for traces, name in (("success", "distilled"), ("failure", "failure")):
             # the learning rate suits a model of this size (the paper's is 1e-5), the short passes a CPU's attention
-            command(distill, "--cplus", os.path.join(leaf, "cplus.jsonl"), "--steps", 20, "--batch", 64, "--lr", 3e-4, "--micro-tokens", 2048,
-                    "--grad-checkpoint-every", 0, "--seed", args.seed, "--traces", traces, "--out", os.path.join(out, name))
+            command(distill, "--cplus", os.path.join(leaf, "cplus.jsonl"), "--steps", 20, "--batch", 64, "--lr", 3e-4,
+                    "--micro-tokens", 2048, "--seed", args.seed, "--traces", traces, "--out", os.path.join(out, name))
         tested = ("--bench", "arithmetic", *sampling)
         command(evaluate, *tested, "--out", os.path.join(out, "base.json"))
         for name in ("distilled", "failure"):
-            command(evaluate, *tested, "--adapter", os.path.join(out, name, "adapter"), "--out", os.path.join(out, f"{name}.json"))
+            command(evaluate, *tested, "--adapter", os.path.join(out, name, "adapter"),
+                    "--out", os.path.join(out, f"{name}.json"))
         files = [os.path.join(out, method, "rollouts.jsonl") for method in ("leaf", "random")]
         report.draw(os.path.join(out, "curve.png"), [report.read_group([file]) for file in files])
         print_table(out)

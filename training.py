@@ -150,7 +150,9 @@ def load_policy(settings, adapter, seed, checkpoint_every, device):
         for part in [*decoder.layers, decoder]:
             fully_shard(part, mp_policy=mixed, ignored_params={head})
     policy = Policy(model, decoder, head, device, dtype == torch.bfloat16, settings.temperature)
-    print_once(f"attention: {attention}, {sum(p.numel() for p in policy.parameters()):,} trainable parameters")
+    recomputed = {0: "none", 1: "all"}.get(checkpoint_every, f"every {checkpoint_every}th")
+    print_once(f"attention: {attention}; layers recomputed in the backward pass: {recomputed}; "
+               f"{sum(p.numel() for p in policy.parameters()):,} trainable parameters")
     return policy
 
 
@@ -185,21 +187,28 @@ def memory_budget(config, tokens, student_tokens, checkpoint_every, world=1):
             "loss": 4 * loss.CHUNK_BYTES["cuda"] + tokens * 8 * d}
 
 
-def check_memory(args, settings, openings):
-    """BadInput if a GPU cannot hold the largest micro-batch beside the engine; `openings`: lengths in tokens."""
+def recomputed_layers(args, settings, openings):
+    """--grad-checkpoint-every, or the least recomputation that leaves a tenth of the GPU free. BadInput if a GPU cannot
+    hold the largest micro-batch beside the engine. `openings`: lengths in tokens."""
+    given = args.grad_checkpoint_every
+    if not torch.cuda.is_available():
+        return given or 0
     total, world = torch.cuda.get_device_properties(0).total_memory, rank_and_world()[1]
-    longest = max(openings) + settings.max_tokens
-    parts = memory_budget(engine.load(engine.AutoConfig, settings.model), max(args.micro_tokens, 2 * longest),
-                          max(args.micro_tokens // 2, longest), args.grad_checkpoint_every, world)
+    longest, config = max(openings) + settings.max_tokens, engine.load(engine.AutoConfig, settings.model)
+    tokens, student_tokens = max(args.micro_tokens, 2 * longest), max(args.micro_tokens // 2, longest)
     size = 2 if settings.dtype == "float32" else 1
-    parts = {name: size * part for name, part in parts.items()}
-    parts = {"engine": settings.gpu_memory * total, "CUDA": 2 * 2**30} | parts
+    for every in (0, 4, 2, 1) if given is None else (given,):
+        parts = memory_budget(config, tokens, student_tokens, every, world)
+        parts = {"engine": settings.gpu_memory * total, "CUDA": 2 * 2**30} | {k: size * v for k, v in parts.items()}
+        if sum(parts.values()) <= 0.9 * total:
+            return every
     if sum(parts.values()) > total:
         told = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
         raise data.BadInput(
             f"the update needs {sum(parts.values()) / 2**30:.1f} GiB and the GPU has {total / 2**30:.1f} ({told}): "
             "take --grad-checkpoint-every 1, or smaller --gpu-memory, --max-tokens or --micro-tokens, or torchrun on "
             "more GPUs.")
+    return every
 
 
 # ---------------------------------------------------------------------------------------------------------------------

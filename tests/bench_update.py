@@ -67,7 +67,7 @@ def main():
                                          num_hidden_layers=4, head_dim=32)
         settings = engine.Settings(model, "qwen3", "hf", "float32", 1.0, 1.0, 1024, 0.4, None, 1, 1)
         ways = {"paper": (1, True), "ours": (0, False), "ours, every 4th layer recomputed": (4, False),
-                "ours, every 2nd": (2, False)}  # (--grad-checkpoint-every, behaviour pass)
+                "ours, every 2nd": (2, False), "ours, every layer": (1, False)}  # (--grad-checkpoint-every, behaviour pass)
         policies = {n: training.load_policy(settings, None, 1, n, torch.device("cpu")) for n in (0, 1, 2, 4)}
         items = rows(args.responses, policies[0].head.shape[0], args.length)
         responses = sum(len(i.sample.token_ids) for i in items)

@@ -164,7 +164,7 @@ def interleaved(monkeypatch, folder, model, *flags, calls=6, fail_at=None):
     monkeypatch.setattr(verifiers, "Graders", PlainGraders)
     try:
         explore.main(["--bench", bench, "--calls", str(calls), "--model", model, "--max-tokens", "40", "--out", str(folder),
-                      "--lr", "1e-3", "--grad-checkpoint-every", "0", *map(str, flags)])
+                      "--lr", "1e-3", *map(str, flags)])
     finally:
         scripted.updates = [path.removeprefix(str(folder)) for path in sorted(map(str, folder.glob("updates/adapter/step_*")))]
     return scripted

@@ -257,21 +257,24 @@ def test_budget_of_the_papers_models():
     assert two["weights"] == pytest.approx(8.19e9 + 151936 * 4096, rel=1e-3) and two["adapter"] == 9 * 174_587_904
 
 
-@pytest.mark.parametrize("every,gpu_memory,max_tokens,fits", [
-    (1, 0.4, 8192, True), (4, 0.4, 8192, True), (0, 0.4, 8192, False), (0, 0.3, 8192, True), (1, 0.4, 16384, True),
-    (4, 0.4, 16384, False), (1, 0.9, 8192, False)])
-def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, every, gpu_memory, max_tokens, fits):
+@pytest.mark.parametrize("every,gpu_memory,max_tokens,taken", [
+    (1, 0.4, 8192, 1), (4, 0.4, 8192, 4), (0, 0.4, 8192, None), (0, 0.3, 8192, 0), (1, 0.4, 16384, 1),
+    (4, 0.4, 16384, None), (1, 0.9, 8192, None), (None, 0.4, 8192, 2), (None, 0.3, 8192, 4),
+    (None, 0.4, 16384, 1), (None, 0.8, 8192, None)])
+def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, every, gpu_memory, max_tokens, taken):
     """Qwen3-8B on one H200: what the flags of the README leave room for."""
     import argparse
     from transformers import Qwen3Config
     Qwen3Config(**QWEN3_8B).save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: argparse.Namespace(total_memory=139.8 * 2**30))
     args = argparse.Namespace(micro_tokens=16384, grad_checkpoint_every=every)
     settings = engine.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, gpu_memory, None, 1, 1)
-    if fits:
-        return training.check_memory(args, settings, [200, 500])
+    if taken is not None:
+        assert training.recomputed_layers(args, settings, [200, 500]) == taken
+        return
     with pytest.raises(data.BadInput, match=r"needs 1\d\d\.\d GiB and the GPU has 139\.8 .*--grad-checkpoint-every 1"):
-        training.check_memory(args, settings, [200, 500])
+        training.recomputed_layers(args, settings, [200, 500])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
