@@ -170,21 +170,21 @@ def execute(request, space, nonce):
                 sys.setrecursionlimit(50_000)  # as that runner does
             exec("\n".join(request["imports"]), names)
         exec(compile(program, "Solution.py", "exec", dont_inherit=True), names)
-    except SystemExit:
-        pass
     except BaseException as error:
-        failed(error)
-        end(0)
+        if not script or not isinstance(error, SystemExit):  # of a module, there would be no result
+            failed(error)
+            end(0)
     if script:
         try:
             if "threading" in sys.modules:
                 sys.modules["threading"]._shutdown()
             if "atexit" in sys.modules:
                 sys.modules["atexit"]._run_exitfuncs()
+            if not sys.stdout.closed:
+                sys.stdout.flush()  # it may be of the program's own making, and need the program's names
             names.clear()  # files that it left open are written
-            for stream in (sys.stdout, out):
-                if not stream.closed:
-                    stream.flush()
+            if not out.closed:
+                out.flush()
         except SystemExit:
             pass
         except BaseException as error:

@@ -187,8 +187,9 @@ def run_asserts(problem, program, statements):
     names, or that give the program what is neither plain values nor the program's own: functions, objects of a library.
     """
     seconds, imports, loaded = problem.tests["time_limit"], list(problem.imports), sandbox.Outcome("ok")
-    names, modules = map(list, zip(*[tested_names(statement, imports) for statement in statements]))
-    lines = ["".join(f"import {name}\n" for name in used) + text for used, text in zip(modules, statements)]
+    used = [tested_names(statement, imports) for statement in statements]
+    names = [own for own, _ in used]
+    lines = ["".join(f"import {name}\n" for name in used[n][1]) + text for n, text in enumerate(statements)]
     calls, known, outcomes = ([[] for _ in statements] for _ in range(3))
     while pending := [number for number, outcome in enumerate(outcomes) if not outcome]:
         apart = [number for number in pending if names[number]]
