@@ -150,7 +150,8 @@ def fetch(url, file):
         if response.status != 206:  # it sends everything
             start = file.truncate(0)
         size = start + int(response.headers.get("Content-Length", 0))
-        with tqdm.wrapattr(file, "write", desc=Path(file.name).stem, total=size or None, initial=start, disable=None) as bar:
+        name, total = Path(file.name).stem, size or None
+        with tqdm.wrapattr(file, "write", desc=name, total=total, initial=start, disable=None) as bar:
             shutil.copyfileobj(response, bar)
     if file.seek(0, os.SEEK_END) < size:
         raise OSError(f"it broke off before its {size} bytes were here")
