@@ -141,8 +141,8 @@ def length_curve(attempts, last):
 
 
 def is_wrong_as(record, signature):
-    """Whether an answer is wrong with this error signature; no signature is never a repeat."""
-    return signature is not None and record["reward"] == 0 and record["signature"] == signature
+    """Whether an answer is wrong with this error signature, which is never None: no signature is never a repeat."""
+    return record["reward"] == 0 and record["signature"] == signature
 
 
 def repeats(attempts):

@@ -128,9 +128,10 @@ def test_a_run_that_stopped_at_step_16_says_so(tmp_path, capsys):
 
 def test_a_problem_that_outgrew_the_window_is_named(tmp_path, capsys):
     """The segment of its steps 2 to 5 could not go on; the others did. SPEC: the last step that all have completed."""
-    path = write_run(tmp_path, {"a": "x . . . . x", "b": "x " * 6, "c": "x " * 5}, failed={"a": "its context is long."})
+    answers = {"0": "x .", "a": "x . . . . x", "b": "x " * 6, "c": "x " * 5}
+    path = write_run(tmp_path, answers, failed={"a": "its context is long."})
     assert curves.read_run(path, 1).curves["calls"] == [1]
-    assert "step 2 is missing for 1 of 3 problems, such as a (its context is long.)" in capsys.readouterr().err
+    assert "step 2 is missing for 2 of 4 problems, such as a (its context is long.)" in capsys.readouterr().err
 
 
 def test_interleaved_updates_are_part_of_the_cost(tmp_path):
@@ -179,6 +180,17 @@ def test_comparison_with_random_sampling(tmp_path):
     # transitions a: x>x, x>R; b: y>R; base 1/4, 1/4, 4/4
     assert pooled == [cell | {"steps after a wrong answer": 3, "repeats (%)": pytest.approx(100 / 3), "base (%)": 50,
                               "ratio": pytest.approx(1 / 1.5)}]
+
+
+def test_where_no_answer_is_wrong_nothing_repeats(tmp_path):
+    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "R R"})])
+    independent = curves.read_group([write_run(tmp_path / "random", {"a": "R R"}, method="random")])
+    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[3:])
+    cell = {"model": paper.QWEN, "bench": "math500"}
+    assert repeats == [cell | {"wrong answers": 0, "repeats (%)": None}]
+    assert pooled == [cell | {"steps after a wrong answer": 0, "repeats (%)": None, "base (%)": None, "ratio": None}]
+    assert speed[0]["mean"] == 2                           # reached with the first of two calls
+    assert "| 0 | – | – | – |" in report.pooled_table(leaf, independent).markdown()
 
 
 def test_comparison_of_two_memories(tmp_path):
@@ -569,6 +581,11 @@ def test_self_correction_on_the_problems_of_cplus(trained, tmp_path):
     group = curves.read_group([str(trained / "rollouts.jsonl")])
     row = report.correction_table([group], distill.read_cplus(trained / "cplus.jsonl")).rows[0]
     assert row[3:] == pytest.approx([50, 25, 0, 200 / 3, 600 / 9])
+
+
+def test_random_sampling_corrects_nothing(tmp_path):
+    group = curves.read_group([write_run(tmp_path, {"a": "x R"}, method="random")])
+    assert report.correction_table([group], {"a"}).rows == []
 
 
 def test_final_answer_is_what_the_bench_asks_for():

@@ -114,6 +114,7 @@ def test_transitions_skip_restarts_and_answers_without_signature():
     assert measures.transitions(LEAF) == {
         "a": [("x", True, False), ("x", False, False), ("y", False, True), ("x", True, False)],
         "b": [("z", False, True)]}
+    assert measures.transitions(run({"a": "R R R", "b": "- x"})) == {}                # nothing wrong, or unseen
     assert measures.transitions(run({"a": "x . x"})) == {}                            # the step before is not there
     assert measures.transitions(run({"a": "x P"})) == {"a": [("x", False, True)]}     # fixed, as far as the policy sees
     assert len(measures.transitions(run({"a": "x " * 30}, restart=None))["a"]) == 23  # the first 24 steps only
@@ -142,6 +143,8 @@ def test_pooled_rates_against_the_base_frequency():
     assert rates == {"transitions": 5, "repeat": 2 / 5, "base": (0.5 + 0.5 + 0.25 + 0.5 + 0.25) / 5, "ratio": 2 / 2}
     only_b = measures.pooled_rates(measures.transitions(LEAF), {"b": INDEPENDENT["b"]})  # a has no independent samples
     assert only_b == {"transitions": 1, "repeat": 0, "base": 0.25, "ratio": 0}
+    more = {"a": INDEPENDENT["a"], "b": run({"b": "R " * 18 + "z " * 12}, restart=None)["b"]}  # of 24 samples, 6 are z
+    assert measures.pooled_rates(measures.transitions({"b": LEAF["b"]}), more)["base"] == 6 / 24
     never = measures.pooled_rates({"a": [("w", True, False)]}, INDEPENDENT)              # none of them errs that way
     assert never == {"transitions": 1, "repeat": 1, "base": 0, "ratio": None}
     assert measures.pooled_rates({}, INDEPENDENT) == {"transitions": 0, "repeat": None, "base": None, "ratio": None}
