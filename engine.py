@@ -262,8 +262,9 @@ class HFEngine(Engine):
 
     def _admit(self):
         """Waiting requests that start now, in order of priority, as long as their keys and values are sure to fit."""
-        if self.running and len(self.running) + min(len(self.waiting), self.slots // 8) > self.slots:
-            return []  # a prefill costs as much as a decoding step: let a few slots come free first
+        few = len(self.running) // 8  # a prefill costs as much as a decoding step: let a few come, and slots for them
+        if self.running and (len(self.waiting) < few or self.slots - len(self.running) < min(len(self.waiting), few)):
+            return []
         new, width = [], max((len(row.prompt) + row.max_tokens for row in self.running), default=0)
         while self.waiting and len(self.running) + len(new) < self.slots:
             row = self.waiting[0][2]

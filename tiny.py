@@ -21,6 +21,7 @@ import shutil
 import time
 
 import engine  # first: it sets how OpenMP's threads wait, before torch is loaded
+import curves
 import data
 import distill
 import evaluate
@@ -279,7 +280,7 @@ def ablate(out, explored):
     for title, (folder, *_) in ABLATIONS.items():
         attempts, rates, tokens = curve(os.path.join(out, folder))
         reach = first_call(rates, level)
-        compute = 1e6 * report.read_group([os.path.join(out, folder, "rollouts.jsonl")]).curves[0]["petaflops"][-1]
+        compute = 1e6 * curves.read_group([os.path.join(out, folder, "rollouts.jsonl")]).curves[0]["petaflops"][-1]
         points[title] = compute, accuracy(attempts), rates[-1]
         print(f"| {title} | {accuracy(attempts):.1%} | {rates[-1]:.1%} | {reach or '-'} "
               f"| {f'{tokens[reach - 1]:,}' if reach else '-'} | {tokens[-1]:,} | {compute:,.0f} |")
@@ -292,9 +293,10 @@ def draw_ablations(path, points):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-    for i, (title, (compute, *heights)) in enumerate(points.items()):
+    for title, marker, (compute, *heights) in zip(points, "os^vD<>PX*h", points.values()):
+        colour = {"random sampling": "#D55E00", "LEAF": "black"}.get(title, "#0072B2")
         for panel, height in zip(panels, reversed(heights)):
-            panel.plot(compute, 100 * height, "os^vD<>PX*h"[i], color="#0072B2" if i else "#D55E00", label=title)
+            panel.plot(compute, 100 * height, marker, color=colour, label=title)
     for panel, name in zip(panels, ("Pass rate after 24 calls (%)", "Mean accuracy (%)")):
         panel.set(xlabel="Compute (GFLOPs)", ylabel=name)
         panel.grid(alpha=0.3)
@@ -333,7 +335,7 @@ def main(argv=None):
             command(evaluate, *tested, "--adapter", os.path.join(out, name, "adapter"),
                     "--out", os.path.join(out, f"{name}.json"))
         files = [os.path.join(out, method, "rollouts.jsonl") for method in ("leaf", "random")]
-        report.draw(os.path.join(out, "curve.png"), [report.read_group([file]) for file in files])
+        report.draw(os.path.join(out, "curve.png"), [curves.read_group([file]) for file in files])
         print_table(out)
         print(f"\nCurve: {os.path.join(out, 'curve.png')}   {time.time() - begin:.0f} s in all\n"
               f"All measures: python evaluate.py --rollouts {files[0]} --versus {files[1]}")

@@ -1,5 +1,9 @@
 """The tiny model's teaching material, tokenizer and pretraining step. None of these tests trains it to the end."""
 import collections
+import contextlib
+import io
+import json
+import os
 import random
 
 import pytest
@@ -209,3 +213,33 @@ def test_three_steps_of_pretraining_save_a_model_that_is_the_same_again(tmp_path
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first")
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.eos_token_id == first.config.eos_token_id == first.generation_config.eos_token_id
     assert len(tokenizer) == first.config.vocab_size and tokenizer.chat_template == tiny.CHATML
+
+
+def test_the_ablations_are_read_as_they_are_named(monkeypatch, tmp_path):
+    """Each changes the one thing of its name; the table has a row for each, and is right about the calls it takes."""
+    made = {}
+
+    def command(script, *flags):
+        args = dict(zip(map(str, flags[::2]), map(str, flags[1::2])))
+        folder = args.pop("--out")
+        made[folder.rpartition("/")[2]] = {k: v for k, v in args.items() if k not in ("--bench", "--lr", "--micro-tokens")}
+        os.makedirs(folder)
+        lines = [{"problem": p, "bench": "arithmetic", "method": "leaf", "step": t, "restart": t == 1, "reward": 1, "truncated": False,
+                  "correct": int(t >= (2 if "leaf" in folder else 3)), "prompt_tokens": 10, "completion_tokens": 5, "signature": None, "sample_seconds": 1.0, "draft": None, "response": ""}
+                 for p in ("a", "b") for t in (1, 2, 3)]
+        with open(os.path.join(folder, "rollouts.jsonl"), "w") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        with open(os.path.join(folder, "explore.json"), "w") as file:
+            json.dump({"settings": {"calls": 3, "model": "tiny", "seed": 1, "gpu_hours": None}, "result": {
+                "problems": 2, "complete_steps": 3, "parameters": 500, "startup_seconds": 1, "wall_seconds": 2, "gpus": 1, "capped": False, "failed": {}}}, file)
+    monkeypatch.setattr(tiny, "command", command)
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        tiny.ablate(str(tmp_path), ("--bench", "arithmetic"))
+    assert made == {
+        "random": {"--method": "random"}, "leaf": {}, "no-feedback": {"--memory": "no-feedback"},
+        "no-response": {"--memory": "no-response"}, "last3": {"--memory": "last3"}, "restart2": {"--restart": "2"},
+        "restart10": {"--restart": "10"}, "never": {"--restart": "never"}, "update1": {"--update-every": "1"},
+        "update2": {"--update-every": "2"}, "update5": {"--update-every": "5"}}
+    assert "| LEAF | 66.7% | 100.0% | 2 | 60 | 90 | 0 |" in shown.getvalue()
+    assert "| no restart | 33.3% | 100.0% | 3 | 90 | 90 | 0 |" in shown.getvalue()
+    assert (tmp_path / "ablations.png").stat().st_size > 10_000
