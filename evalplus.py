@@ -1,7 +1,8 @@
 """The private tests of MBPP+ (App. C.1): EvalPlus v0.2.0's inputs, expected outputs, comparison and time limits.
 
 All inputs of an answer run in one process of the sandbox, in order; a hang or crash costs that answer only. What is
-expected comes from the reference solution, run once in the sandbox and kept on disk. The comparison happens here, outside.
+expected comes from the reference solution, run once in the sandbox and kept on disk. The comparison happens here,
+outside.
 """
 import hashlib
 import json
@@ -18,15 +19,15 @@ import sandbox
 MEMORY_BYTES = 4 << 30
 LEAST_SECONDS, TIMES_REFERENCE, MOST_SECONDS = 4.0, 4.0, 60.0  # an input's limit, and all of an answer's
 REFERENCE_SECONDS = 60  # for one input: the slowest takes about 3
-AS_SETS = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum", "intersection_array",
-           "find_dissimilar", "Diff"}
+AS_SETS = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum",
+           "intersection_array", "find_dissimilar", "Diff"}
 FOUND_OR_NOT = {"check_str", "text_match_three", "text_starta_endb"}  # of a match object only whether it is None counts
 ROUNDING, RELATIVE = 1e-6, 1e-7  # tolerance that float outputs get; relative part of every tolerance
 locks, locks_lock = {}, threading.Lock()
 
 
 def passes(problem, program):
-    """Does `program` give what is expected on every private input? RuntimeError if the reference solution does not run."""
+    """Does `program` give what is expected on every private input? RuntimeError if the reference does not run."""
     plus = problem.tests["plus"]
     if not plus["inputs"]:
         return True
@@ -71,7 +72,8 @@ def reference(problem):
         except (OSError, ValueError):  # not there, or cut off
             _, *outcomes = run(problem, plus["canonical_solution"], REFERENCE_SECONDS, math.inf)
             if len(outcomes) < len(inputs) or outcomes[-1].kind != "ok":
-                raise RuntimeError(f"{problem.id}: the reference solution does not run here ({outcomes[-1:]})") from None
+                why = f"{problem.id}: the reference solution does not run here ({outcomes[-1:]})"
+                raise RuntimeError(why) from None
             values = [execution.encode(outcome.value) for outcome in outcomes]
             seconds = [outcome.seconds for outcome in outcomes]
             folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ import sys
 import time
 
 # Functional answers are written as on LeetCode, without imports. LiveCodeBench's runner puts these names before them.
-STAR_IMPORTS = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator io "
-                "sys json builtins typing").split()
+STAR_IMPORTS = ("string re datetime collections heapq bisect copy math random statistics itertools functools operator "
+                "io sys json builtins typing").split()
 LONG = 5_000  # items, that are no numbers, of a list whose digest will do
 RECORD_BYTES = 4 << 20  # of all records of a test: what a caller reads costs it some seconds and 200 MB at most
 MODULES = {"Decimal": "decimal", "Fraction": "fractions"} | dict.fromkeys(["date", "time", "datetime", "timedelta"],

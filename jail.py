@@ -5,8 +5,8 @@
     confine     in the test's process: limits, no rights, no system calls that only attacks need; then
     execution.execute runs the program there and writes its records
 
-It imports little, because every test pays for each page of memory that a fork has to copy. sandbox.py says what all this
-keeps in and what not.
+It imports little, because every test pays for each page of memory that a fork has to copy. sandbox.py says what all
+this keeps in and what not.
 """
 import ctypes
 import fcntl
@@ -31,20 +31,21 @@ PROCESSES = 64
 NOBODY = 60_000  # the unprivileged user that root becomes
 INSIDE = 1_000  # what any user is called inside
 # Imported once per answer, if the program mentions them, and not once per test.
-PRELOADED = execution.STAR_IMPORTS + "decimal fractions dataclasses enum array threading queue numpy sortedcontainers".split()
+PRELOADED = execution.STAR_IMPORTS + ["decimal", "fractions", "dataclasses", "enum", "array", "threading", "queue",
+                                      "numpy", "sortedcontainers"]
 
 
-# ---- System calls ------------------------------------------------------------------------------------------------------------
+# ---- System calls ---------------------------------------------------------------------------------------------------
 
 libc, python_libc = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)  # the second keeps Python's lock
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE, READ_ONLY, NOSUID, NODEV, MNT_DETACH = 4096, 16384, 1 << 18, 1, 2, 4, 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 MOUNT_SETATTR, LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 442, 444, 445, 446
-# Numbers that differ between processors. denied: socket (asyncio and multiprocessing do with socketpair), memfd_create, shmget,
-# semget, msgget, mq_open, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl, setns, ptrace,
-# process_vm_readv, process_vm_writev, clone3 (libc does without): network, memory beyond the limits, state that outlives a
-# test, tracing, what only attacks on the kernel need.
+# Numbers that differ between processors. denied: socket (asyncio and multiprocessing do with socketpair), memfd_create,
+# shmget, semget, msgget, mq_open, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl,
+# setns, ptrace, process_vm_readv, process_vm_writev, clone3 (libc does without): network, memory beyond the limits,
+# state that outlives a test, tracing, what only attacks on the kernel need.
 # signals: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open, pidfd_send_signal.
 MACHINE = {
     "x86_64": {"architecture": 0xC000003E, "clone": 56, "unshare": 272,
@@ -58,9 +59,12 @@ MACHINE = {
 
 def call(function, *args):
     """A libc function, or the system call of a number; OSError if it fails."""
-    args = [ctypes.c_char_p(arg.encode()) if isinstance(arg, str) else ctypes.c_void_p(arg) if isinstance(arg, int) else arg
-            for arg in args]
-    result = libc.syscall(ctypes.c_long(function), *args) if isinstance(function, int) else getattr(libc, function)(*args)
+    kinds = {str: lambda text: ctypes.c_char_p(text.encode()), int: ctypes.c_void_p}
+    args = [kinds.get(type(arg), lambda arg: arg)(arg) for arg in args]
+    if isinstance(function, int):
+        result = libc.syscall(ctypes.c_long(function), *args)
+    else:
+        result = getattr(libc, function)(*args)
     if result == -1:
         raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
     return result
@@ -72,7 +76,8 @@ def landlock_version():
 
 
 def write_file(path, text, folder=None, flags=0):
-    data, fd = memoryview(text.encode("utf-8", "surrogatepass")), os.open(path, os.O_WRONLY | flags, 0o644, dir_fd=folder)
+    data = memoryview(text.encode("utf-8", "surrogatepass"))
+    fd = os.open(path, os.O_WRONLY | flags, 0o644, dir_fd=folder)
     while data:
         data = data[os.write(fd, data) :]
     os.close(fd)
@@ -101,9 +106,10 @@ def may_become_nobody():
 
 
 def enter_namespaces(proc, root):
-    """Put this process and its children into namespaces of their own, as any user may. Root's map is written from outside:
-    it holds the unprivileged user, too, whom the programs run as, because no limit on processes binds root."""
-    uid_map, gid_map = (f"0 0 1\n{INSIDE} {NOBODY} 1" if root else f"{INSIDE} {own} 1" for own in (os.geteuid(), os.getegid()))
+    """Put this process and its children into namespaces of their own, as any user may. Root's map is written from
+    outside: it holds the unprivileged user, too, whom the programs run as, because no limit on processes binds root."""
+    uid_map, gid_map = (f"0 0 1\n{INSIDE} {NOBODY} 1" if root else f"{INSIDE} {own} 1"
+                        for own in (os.geteuid(), os.getegid()))
     me, (ready, go) = os.readlink("self", dir_fd=proc), os.pipe()
     if root:
         os.setgroups([])
@@ -162,7 +168,8 @@ def build_root(sources):
 
 
 def landlock(read, write):
-    """Files under `read` may be read and run, those under `write` written; no TCP, no signals or abstract sockets to others."""
+    """Files under `read` may be read and run, those under `write` written; no TCP, no signals or abstract sockets to
+    others."""
     version = landlock_version()
     if version < 1:
         return
@@ -188,7 +195,8 @@ def seccomp_filter(namespaces):
     for number in MACHINE["denied"] + ([] if namespaces else MACHINE["signals"]):
         code += [(equal, 0, 1, number), (give, 0, 0, unknown if number == 435 else deny)]
     for name in "clone", "unshare":  # no user namespace
-        code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 16), (any_bit, 0, 1, NEWUSER), (give, 0, 0, deny), (give, 0, 0, allow)]
+        code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 16), (any_bit, 0, 1, NEWUSER), (give, 0, 0, deny),
+                 (give, 0, 0, allow)]
     return b"".join(struct.pack("HBBI", *line) for line in code + [(give, 0, 0, allow)])
 
 
@@ -217,11 +225,11 @@ def limit(name, soft, spare=0):
     resource.setrlimit(which, (min(soft, hard), hard))
 
 
-# ---- An answer ---------------------------------------------------------------------------------------------------------------
+# ---- An answer ------------------------------------------------------------------------------------------------------
 
 
 def supervise(connection, proc, config):
-    """Reads a line of JSON for the program, then one for each test, and replies to each (sandbox.ask). Leaves nothing behind."""
+    """Read a line of JSON for the program, then one for each test, and reply to each (sandbox.ask). Leaves nothing."""
     requests, helper = connection.makefile("rb"), os.getppid()
     program = json.loads(requests.readline() or b"null")
     processes = PROCESSES
@@ -283,7 +291,8 @@ def supervise(connection, proc, config):
         sizes = [os.fstat(out).st_size, min(os.fstat(records).st_size, execution.RECORD_BYTES)]
         header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": sizes, "nonce": nonce,
                   "seconds": usage.ru_utime + usage.ru_stime}
-        connection.sendall(json.dumps(header).encode() + b"\n" + os.pread(out, sizes[0], 0) + os.pread(records, sizes[1], 0))
+        connection.sendall(json.dumps(header).encode() + b"\n" + os.pread(out, sizes[0], 0)
+                           + os.pread(records, sizes[1], 0))
 
 
 def make_scratch(request, config):
@@ -336,14 +345,9 @@ def end_children(proc):
 
 def threads_of(user):
     """How many threads this user has on the machine."""
-    threads = 0
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.stat(f"/proc/{name}").st_uid == user:
-                threads += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:  # it has ended
-            continue
-    return threads
+    states = [read_file(f"/proc/{name}/status") for name in os.listdir("/proc") if name.isdigit()]
+    own = [state for state in states if re.search(rf"Uid:\s*{user}\b", state)]
+    return sum(int(re.search(r"Threads:\s*(\d+)", state)[1]) for state in own)
 
 
 def memory_of(pids, proc):
@@ -353,10 +357,11 @@ def memory_of(pids, proc):
 
 
 def watch(pid, outside, request, records, nonce, connection, helper, proc):
-    """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "processes", "gone" (nobody wants the reply).
+    """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "processes", "gone"
+    (nobody wants the reply).
 
-    Each step has its own clock. Charged are its CPU time, and the wall time less that in which it stood ready to run while
-    others had the CPU (/proc/PID/schedstat).
+    Each step has its own clock. Charged are its CPU time, and the wall time less that in which it stood ready to run
+    while others had the CPU (/proc/PID/schedstat).
     """
     start, done, marks = time.monotonic(), 0, [0.0, 0.0, 0.0]
     poll = select.poll()
@@ -366,7 +371,8 @@ def watch(pid, outside, request, records, nonce, connection, helper, proc):
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return None
         ready = int((read_file(f"{outside}/schedstat", proc).split() or [0, 0])[1]) / 1e9
-        clocks = [time.clock_gettime((~pid << 3) | 2), time.monotonic() - start, ready]  # the CPU clock of another process
+        cpu = time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process
+        clocks = [cpu, time.monotonic() - start, ready]
         if len(request["seconds"]) > 1:
             finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())
             if finished > done:
@@ -384,14 +390,15 @@ def watch(pid, outside, request, records, nonce, connection, helper, proc):
             return "gone"
 
 
-# ---- A test ------------------------------------------------------------------------------------------------------------------
+# ---- A test ---------------------------------------------------------------------------------------------------------
 
 
 def confine(request, scratch, out, records, user, config):
     """Turn this process into the program's: its files, its limits, no rights."""
     os.setpgid(0, 0)  # setsid would cost 2 ms: the scheduler makes a group for each session
     os.chdir(scratch)
-    for fd, own in ((os.open(".stdin", os.O_RDONLY), 0), (out, 1), (os.open("/dev/null", os.O_WRONLY), 2), (records, 3)):
+    given, nothing = os.open(".stdin", os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
+    for own, fd in enumerate((given, out, nothing, records)):
         os.dup2(fd, own)
     os.closerange(4, 900)  # from 900 on: Python's folders, see `serve`
     limit("AS", request["memory"], spare=64 << 20)
@@ -409,7 +416,7 @@ def confine(request, scratch, out, records, user, config):
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-# ---- The helper's loop -------------------------------------------------------------------------------------------------------
+# ---- The helper's loop ----------------------------------------------------------------------------------------------
 
 
 def serve(control, parent, proc, config):
@@ -452,7 +459,7 @@ def helper():
     control, parent, config = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), json.loads(sys.argv[3])
     try:
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-        write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, the kernel ends a program before the engine
+        write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, a program ends before the engine
         config["nobody"] = may_become_nobody()
         if config["namespaces"]:
             enter_namespaces(proc, config["nobody"])

@@ -22,8 +22,8 @@ EXCEPTION_CHARACTERS, FEEDBACK_CHARACTERS = 300, 2_000
 CALLS = 200  # of the program, in one assert: each costs two processes
 sys.set_int_max_str_digits(50_000)  # tests and values may hold such numbers, as in LiveCodeBench's runner
 NO_BLOCK = "Incorrect Format: Put your code inside a ```python ... ``` block."
-TRUNCATED = ("Truncated Attempt: Your previous response was too long and truncated because it reached the maximum response "
-             "length. Try again with a shorter response.")
+TRUNCATED = ("Truncated Attempt: Your previous response was too long and truncated because it reached the maximum "
+             "response length. Try again with a shorter response.")
 NO_PROGRAM = "No program was found in the answer: put it inside a ```python ... ``` block."
 
 
@@ -31,7 +31,8 @@ def program_of(response):
     """The longest closed fenced block of `response`; None if there is none, or nothing in it."""
     blocks, fence, indent, lines = [], None, 0, []
     for line in response.replace("\r\n", "\n").split("\n"):
-        opening = re.match(r"(\s*)(`{3,}(?=[^`]*$)|~{3,})", line) or re.match(r"()[^`]*[^`~](`{3,}|~{3,})[ \t]*\w*[ \t]*$", line)
+        opening = re.match(r"(\s*)(`{3,}(?=[^`]*$)|~{3,})", line)
+        opening = opening or re.match(r"()[^`]*[^`~](`{3,}|~{3,})[ \t]*\w*[ \t]*$", line)  # behind other text
         closing = fence and re.match(rf"(.*?){fence}{fence[0]}*[ \t]*$", line)
         if closing:
             blocks.append("\n".join(lines + [closing[1]] * bool(closing[1].strip())))
@@ -72,12 +73,12 @@ def same_value(actual, expected):
     return (list(actual) if isinstance(actual, tuple) else actual) == expected
 
 
-# ---- Tests -------------------------------------------------------------------------------------------------------------
+# ---- Tests ----------------------------------------------------------------------------------------------------------
 
 
 def run_tests(problem, program, tests):
-    """-> iterator of (passed, Outcome), one for each of `tests`, [input, expected] pairs; stdout of a failed call: its value
-    as text."""
+    """-> iterator of (passed, Outcome), one for each of `tests`, [input, expected] pairs; stdout of a failed call: its
+    value as text."""
     kind, name, seconds = (problem.tests[key] for key in ("type", "fn_name", "time_limit"))
     if kind == "stdin":
         inputs = [given.replace("\r\n", "\n") for given, _ in tests]  # a test written on Windows is no trap
@@ -121,7 +122,8 @@ def input_text(problem, given):
     if len(names) == len(lines):
         lines = [f"{name} = {line}" for name, line in zip(names, lines)]
     more = len(lines) - INPUT_LINES
-    return "\n".join([cut(line, LINE_CHARACTERS) for line in lines[:INPUT_LINES]] + [f"... ({more} more lines)"] * (more > 0))
+    lines = [cut(line, LINE_CHARACTERS) for line in lines[:INPUT_LINES]]
+    return "\n".join(lines + [f"... ({more} more lines)"] * (more > 0))
 
 
 def argument_names(starter_code, function):
@@ -135,8 +137,8 @@ def argument_names(starter_code, function):
 
 
 def tests_feedback(problem, results):
-    """Feedback on [input, expected] tests; results: [(number of the test from 1, input, expected, Outcome, length of its
-    output)] of those that failed. The first exception; else the first time limit; else the two shortest wrong answers."""
+    """Feedback on [input, expected] tests: the first exception; else the first time limit; else the two shortest wrong
+    answers. results: [(number of the test from 1, input, expected, Outcome, length of its output)] of what failed."""
     for number, given, expected, outcome, _ in results:
         if outcome.kind == "error":
             frames = [f"  {source}\nLine {line} in {name} (Solution.py)" for line, source, name in outcome.frames]
@@ -152,12 +154,12 @@ def tests_feedback(problem, results):
         for number, given, expected, outcome, _ in shortest)
 
 
-# ---- Asserts -----------------------------------------------------------------------------------------------------------
+# ---- Asserts --------------------------------------------------------------------------------------------------------
 
 
 def tested_names(statement, imports):
-    """-> (the names of the program's functions and classes that an assert tests, the modules of Python's library that it
-    uses and leaves to the program to import); nothing if it is no plain assert."""
+    """-> (the names of the program's functions and classes that an assert tests, the modules of Python's library that
+    it uses and leaves to the program to import); nothing if it is no plain assert."""
     body = ast.parse(statement).body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         return [], []
@@ -180,11 +182,12 @@ def run_asserts(problem, program, statements):
     """-> Outcomes of loading the program, then one for each assert (none if loading failed).
 
     An assert runs in a process without the program, so that the program never sees what is expected, nor what compares
-    it: where the assert calls the program's function, that call runs in a process with the program, and its value is put
-    in. An object of the program's own classes stays in that process. It takes part in calls, and in comparisons and sums
-    with other such objects; of a plain value it is unlike, so that no `__eq__` of a program's making passes.
-    Beside the program, which could then cheat, run only tests that are no single assert statement, that call only built-in
-    names, or that give the program what is neither plain values nor the program's own: functions, objects of a library.
+    it: where the assert calls the program's function, that call runs in a process with the program, and its value is
+    put in. An object of the program's own classes stays in that process: it takes part in calls, and in comparisons and
+    sums with other such objects; every plain value differs from it, so that no `__eq__` of the program's making passes.
+    Beside the program, which could then cheat, run only tests that are no single assert statement, that call several
+    built-in names and none of the program's, or that give the program what is neither a plain value nor its own: a
+    function, an object of a library. More than CALLS calls are an error.
     """
     seconds, imports, loaded = problem.tests["time_limit"], list(problem.imports), sandbox.Outcome("ok")
     used = [tested_names(statement, imports) for statement in statements]
@@ -198,7 +201,8 @@ def run_asserts(problem, program, statements):
             if outcome.kind != "ok" or not outcome.value:
                 outcomes[number] = outcome
             elif len(calls[number]) == CALLS:  # no reason to run it beside the program: that can return what is endless
-                outcomes[number] = sandbox.Outcome("error", error=f"RuntimeError: more than {CALLS} calls in one assert")
+                error = f"RuntimeError: more than {CALLS} calls in one assert"
+                outcomes[number] = sandbox.Outcome("error", error=error)
             elif "whole" in outcome.value:
                 names[number] = []
             else:
@@ -232,7 +236,7 @@ def asserts_feedback(statements, loaded, outcomes, seconds):
     return "\n".join([first, *failed])
 
 
-# ---- The verdict ----------------------------------------------------------------------------------------------------------
+# ---- The verdict ----------------------------------------------------------------------------------------------------
 
 
 def verdict(problem, response, truncated):

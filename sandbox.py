@@ -52,7 +52,7 @@ class Outcome:
     stdout: str = ""
     value: object = None  # of a step; plain built-in types, see `decode`
     error: str = ""  # "ZeroDivisionError: division by zero"
-    frames: list = field(default_factory=list)  # innermost first, at most 3, of the program: [line number, source, function]
+    frames: list = field(default_factory=list)  # the program's innermost 3 at most, first the last: [line, source, name]
     seconds: float = 0.0  # of CPU, for a script; of wall time, as the program's process says, for a step
 
 
@@ -64,7 +64,7 @@ slots = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))  # answers test
 
 
 def start():
-    """Start the helper unless it runs. -> our end of its socket; BadInput if a program known to be good does not pass."""
+    """Start the helper unless it runs. -> our end of its socket; BadInput if a program known to be good fails."""
     from data import BadInput  # here, because the helper imports nothing of the project
 
     with lock:
@@ -74,7 +74,8 @@ def start():
         close()
         for namespaces in (True, False):
             try:
-                reply = spawn(namespaces) if jail.MACHINE or not namespaces else f"unknown processor {os.uname().machine}"
+                known = jail.MACHINE or not namespaces
+                reply = spawn(namespaces) if known else f"unknown processor {os.uname().machine}"
                 if reply == "ready":
                     outcome = next(run_scripts(CANARY, ["144\nabc"], 20, helper=control))
                     if outcome.stdout == "12 3\n":
@@ -101,16 +102,17 @@ def spawn(namespaces):
     global control, process
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     packages = list({sysconfig.get_path(name): None for name in ("purelib", "platlib")})
-    sources = ["/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/nix/store", sys.base_prefix,
-               sys.base_exec_prefix, *packages]
+    sources = ["/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/nix/store",
+               sys.base_prefix, sys.base_exec_prefix, *packages]
     sources = list({os.path.realpath(path): None for path in sources if os.path.exists(path)})
     config = json.dumps({"namespaces": namespaces, "packages": packages, "sources": sources,
                          "temporary": tempfile.gettempdir()})
+    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0",
+                   "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [getattr(sys, "_base_executable", sys.executable), "-s", "-S", "-B", "-X", "utf8", jail.__file__,
          str(theirs.fileno()), str(os.getpid()), config], pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0",
-                                       "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
     theirs.close()
     return control.recv(1000).decode() or "its helper process died"
 
@@ -166,7 +168,8 @@ def outcome_of_end(header):
     if header["why"] == "timeout":
         return Outcome("timeout")
     if header["why"]:
-        return Outcome("error", error={"memory": "MemoryError", "processes": "BlockingIOError: too many processes"}[header["why"]])
+        errors = {"memory": "MemoryError", "processes": "BlockingIOError: too many processes"}
+        return Outcome("error", error=errors[header["why"]])
     if header["status"] < 0:
         return Outcome("error", error=f"ProcessError: killed by signal {signal.Signals(-header['status']).name}")
     return Outcome("error", error=f"ProcessError: exit status {header['status']}")
@@ -206,11 +209,12 @@ def run_scripts(program, inputs, seconds, memory=MEMORY_BYTES, helper=None):
 
 def run_modules(program, runs, seconds, total=math.inf, imports=(), star_imports=False, memory=MEMORY_BYTES,
                 digests=False):
-    """For each of `runs`, in a fresh process: load `program` as a module that is not `__main__`, then take the steps of the run
-    up to the first that fails.
+    """For each of `runs`, in a fresh process: load `program` as a module that is not `__main__`, then take the steps of
+    the run up to the first that fails.
 
     A step: {"call": function name, "args": [...]} (a method of a fresh Solution(), where there is one, or a function),
-    {"eval": expression}, or {"exec": statements}; with "names": {name: value} to set before. Values as `encode` gives them.
+    {"exec": statements}, {"eval": expression, "names": {name: value} to set before}, or {"judge": an assert, ...} as
+    `execution.judge` reads it. Values as `encode` gives them.
     seconds: for each step and for the loading, or a list with the loading first; total: CPU seconds for a run.
     imports: lines of code to run first; star_imports: STAR_IMPORTS before them; digests: of long lists only a digest.
     -> iterator of lists of Outcomes: of the loading and of the steps, ending with the first that is not "ok".

@@ -89,9 +89,91 @@ def test_ordinary_programs_pass():
                         "threading.stack_size(64 << 20)\nthreading.Thread(target=f).start()",
             "a pool": "from multiprocessing import Pool\ndef f(x):\n    return x\nif __name__ == '__main__':\n"
                       "    print(sum(Pool(2).map(f, map(int, input().split()))))",
+            "iter": "for line in iter(input, ''):\n    print(sum(map(int, line.split())))\n    break",
+            "until EOFError": "while True:\n    try: line = input()\n    except EOFError: break\n"
+                              "    print(sum(map(int, line.split())))",
+            "next": "import sys\nprint(sum(map(int, next(sys.stdin).split())))",
+            "readlines": "import sys\nfor line in sys.stdin.readlines():\n    print(sum(map(int, line.split())))",
+            "lines of the buffer": "import sys\nfor line in sys.stdin.buffer:\n    print(sum(map(int, line.split())))",
+            "os.read": "import os\nprint(sum(map(int, os.read(0, os.fstat(0).st_size).split())))",
+            "mmap": "import mmap\nprint(sum(map(int, mmap.mmap(0, 0, access=mmap.ACCESS_READ).read().split())))",
+            "fileinput": "import fileinput\nfor line in fileinput.input():\n    print(sum(map(int, line.split())))",
+            "input replaced": "import io, os\ninput = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline\n" + ADD,
+            "stdout replaced": "import io, os, sys\nclass Fast(io.IOBase):\n    text = ''\n"
+                               "    def write(self, text): self.text += text\n"
+                               "    def flush(self):\n        os.write(1, self.text.encode())\n        self.text = ''\n"
+                               "sys.stdout = Fast()\n" + ADD,
+            "bytes": "import sys\nsys.stdout.buffer.write(b'%d' % sum(map(int, input().split())))",
+            "os.write": "import os\nos.write(1, b'%d' % sum(map(int, input().split())))",
+            "noise on stderr": ADD + "\nimport os, sys\nprint('x' * 10**6, file=sys.stderr)\nos.write(2, b'x')",
+            "stdout closed": ADD + "\nimport sys\nsys.stdout.close()",
+            "descriptor closed": ADD + "\nimport os, sys\nsys.stdout.flush()\nos.close(1)",
+            "a shell": "import os\nos.system('echo $((%d+%d))' % tuple(map(int, input().split())))",
+            "atexit": f"import atexit\n@atexit.register\ndef f():\n    a, b = map(int, input().split())\n    print(a + b)",
+            "exits in atexit": "import atexit, sys\natexit.register(lambda: sys.exit(4))\n" + ADD,
+            "a text as exit code": ADD + "\nexit('bye')",
+            "exits in a thread": "import sys, threading\nthreading.Thread(target=sys.exit, args=[3]).start()\n" + ADD,
+            "fails in a thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\n" + ADD,
+            "a thread left": "import threading, time\n"
+                             "threading.Thread(target=time.sleep, args=[99], daemon=True).start()\n" + ADD,
+            "_exit": ADD + "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)",
+            "a child left": ADD + "\nimport os, sys, time\nsys.stdout.flush()\nif os.fork() == 0:\n"
+                            "    time.sleep(60)\n    print('late')",
+            "a pool of threads": "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(2) as pool:\n"
+                                 "    print(pool.submit(lambda: sum(map(int, input().split()))).result())",
+            "asyncio": "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n"
+                       "    print(sum(map(int, input().split())))\nasyncio.run(f())",
+            "a guard in the middle": "if __name__ == '__main__':\n    line = input()\nprint(sum(map(int, line.split())))",
+            "imports itself": "import __main__\nx = 3\nassert __main__.x == 3\n" + ADD,
+            "reads its source": "import inspect\ndef f(): pass\nassert 'pass' in inspect.getsource(f)\n" + ADD,
+            "pickles its class": "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n" + ADD,
+            "a stack limit": "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (100 << 20, 100 << 20))\n" + ADD,
+            "from __future__": "from __future__ import annotations\n" + ADD, "form feed": "\f\n" + ADD,
+            "trace": "import sys\nsys.settrace(lambda *a: None)\n" + ADD,
+            "Windows lines": ADD.replace("\n", "\r\n"),
             "a file": "open('t', 'w').write(input())\nprint(sum(map(int, open('t').read().split())))",
             "left open": "out = open(1, 'w')\nout.write(str(sum(map(int, input().split()))))"}
     assert [name for name, program in body.items() if verdict(program, ADD_TESTS, [["5 5\n", "10\n"]]).correct != 1] == []
+
+
+@pytest.mark.parametrize("program, expected, correct", [
+    ("print('é漢😀')", "é漢😀", 1), ("print('1\\r\\n2\\r')", "1\n2", 1), ("print('1\\r2')", "1\n2", 0), ("print('1\\f')", "1", 1),
+    ("print(0.1 + 0.2)", "0.3", 0), ("print('%.10f' % 0.5)", "0.5", 1), ("print(len(str(10**5000)))", "5001", 1),
+    ("print('a\\0b')", "ab", 0), ("import sys\nsys.stdout.buffer.write(b'\\xff')", "x", 0), ("pass", "", 1), ("pass", "0", 0),
+    ("print(1)\nprint(2)", "1\r\n2\r\n", 1), ("print(9, flush=True)\nimport os\nos._exit(0)", "9", 1),
+    ("print(9)\nimport os\nos._exit(0)", "9", 0), ("print(9, flush=True)\nimport os\nos._exit(1)", "9", 0),
+    ("print(9)\nimport time\ntime.sleep(0.4)", "9", 1), ("print(9)\n1 / 0", "9", 0)])
+def test_outputs(program, expected, correct):
+    assert verdict(program, [["", expected]], seconds=0.3).correct == correct
+
+
+@pytest.mark.parametrize("program", [
+    "print('\\ud800')", "print(10**60000)", "raise KeyboardInterrupt", "def f(): f()\nf()", "x = 'a' * (3 << 30)",
+    "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "x = '\0'", "(" * 300 + ")" * 300, "x = " + "-" * 99999 + "1",
+    "import sys\nsys.excepthook = lambda *a: print(9)\n1 / 0", "import atexit\natexit.register(print, 9)\n1 / 0",
+    "import builtins\nfor name in list(vars(builtins)):\n    delattr(builtins, name)",
+    "class M(type):\n    def __getattribute__(c, name):\n        raise ValueError\nclass E(Exception, metaclass=M): pass\nraise E",
+    "class S(str):\n    def __str__(self): return 3\nraise ValueError(S())",
+    "import threading, time\nfor _ in range(300):\n    threading.Thread(target=time.sleep, args=[5], daemon=True).start()"])
+def test_programs_that_fail(program):
+    assert feedback(program, [["", "9"]]).startswith("Runtime Error\n")
+
+
+@pytest.mark.parametrize("program", [
+    "import os\nfor fd in range(1024):\n    try: os.write(fd, b'{\"passed\": true}')\n    except OSError: pass",
+    "import os\nos.ftruncate(3, 31 << 20)", "import os\nos.ftruncate(1, 30 << 20)",
+    "import builtins, json, os, sys\nbuiltins.print = json.dumps = json.loads = os.write = os._exit = sys.exit = lambda *a: 1",
+    "import sys\ntext, frame = '', sys._getframe()\nwhile frame:\n    text += repr([frame.f_locals, frame.f_globals])\n"
+    "    frame = frame.f_back\nif '98765432' + str(1) in text: print(text)",
+    "import gc\nif any('98765432' + str(1) in repr(o) for o in gc.get_objects() if isinstance(o, (list, dict, tuple))): "
+    "print('found')",
+    "import os\nfor fd in range(1024):\n    try:\n        os.lseek(fd, 0, 0)\n        print(os.read(fd, 10**6))\n"
+    "    except OSError: pass",
+    "import os\nprint(os.environ)\nfor folder, _, names in os.walk('/tmp'):\n    for name in names:\n"
+    "        print(open(f'{folder}/{name}').read())"])
+def test_no_program_finds_or_forges_what_is_expected(program):
+    text = feedback(program, [["7", "987654321"]])
+    assert text.startswith("Test Case 1: Wrong Answer") and text.count("987654321") == 1
 
 
 def test_functions_methods_and_names_without_imports():
@@ -103,6 +185,21 @@ def test_functions_methods_and_names_without_imports():
     assert verdict("def total(xs):\n    return sum(xs)\nif __name__ == '__main__':\n    input()", **tests).correct == 1
     assert "NameError: name 'total' is not defined" in feedback("def other(xs): pass", **tests)
     assert "SystemExit" in feedback("import sys\ndef total(xs):\n    sys.exit(0)", **tests)
+    assert "SystemExit" in feedback("def total(xs):\n    return sum(xs)\nexit()", **tests)  # then there is no result
+    for program in ("class Solution:\n    @staticmethod\n    def total(xs): return sum(xs)",
+                    "class Solution:\n    @classmethod\n    def total(cls, xs): return sum(xs)",
+                    "class Solution:\n    @cache\n    def f(self, x): return x\n    def total(self, xs): return sum(map(self.f, xs))",
+                    "class Solution: pass\ndef total(xs): return sum(xs)", "total = lambda xs: sum(xs)",
+                    "import json\njson.dumps = json.loads = lambda *a: '{}'\ndef total(xs): return sum(xs)",
+                    "def total(xs):\n    f = lambda n: n and 1 + f(n - 1)\n    return f(20000) * 0 + sum(xs)"):
+        assert verdict(program, **tests).correct == 1, program
+    for program in ("def total(xs): yield sum(xs)", "def total(xs): print(sum(xs))", "x = input()\ndef total(xs): return sum(xs)",
+                    "class Solution:\n    def __init__(self, x): pass\n    def total(self, xs): return sum(xs)",
+                    "class E(list):\n    __eq__ = lambda *a: True\ndef total(xs): return E()",
+                    "def total(xs): return 'x' * (9 << 20)", "def total(xs):\n    xs.append(xs)\n    return xs"):
+        assert verdict(program, **tests).reward == 0, program
+    huge = "1" + "0" * 4999
+    assert verdict("def total(xs): return 10**4999", [["1", huge]], kind="functional", name="total").correct == 1
 
 
 def test_private_tests_count_and_stay_private():
@@ -120,6 +217,23 @@ def test_wrong_answers_the_two_shortest():
     assert feedback("a, b = map(int, input().split())\nprint(a * b)", tests) == (
         "Test Case 2: Wrong Answer\n\nInput\n5 5\n\nOutput\n25\n\nExpected\n10\n\n"
         "Test Case 3: Wrong Answer\n\nInput\n7 7\n\nOutput\n49\n\nExpected\n14")
+
+
+def test_addresses_of_objects_are_not_shown():
+    show = "class A: pass\nprint(A(), hex(0xdeadbeef))"
+    assert "Output\n<__main__.A object at 0x...> 0xdeadbeef\n" in feedback(show, [["", "9"]])
+    fail = "class A: pass\ndef f(x):\n    raise ValueError(A())"
+    assert "ValueError: <Solution.A object at 0x...>\n" in feedback(fail, [["1", "9"]], kind="functional", name="f")
+    assert "ValueError: <Solution.A object at 0x...>" in asserts_feedback(fail, ["assert f(1) == 9"])
+    assert verdict("print('<A at 0x12>')", [["", "<A at 0x12>"]]).correct == 1  # compared as it is
+    assert verdict("print('<A at 0x12>')", [["", "<A at 0x13>"]]).correct == 0
+
+
+def test_large_outputs_are_not_kept(monkeypatch):
+    kept = []
+    monkeypatch.setattr(programs, "tests_feedback", lambda problem, results: kept.extend(results) or "")
+    verdict("print('ab\\n' * (1 << 20))", [["", "9"]] * 3)
+    assert [(len(outcome.stdout), size) for _, _, _, outcome, size in kept] == [(4000, (3 << 20) - 1)] * 3
 
 
 def test_caps_of_a_wrong_answer():
@@ -237,11 +351,52 @@ def test_asserts_run_apart_from_the_program_and_count():
     ("def f(g): return g(2)", "assert f(lambda x: x * 2) == 4"), ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
     ("def f(n): return None", "assert f(3) is None"), ("def f(n): return n", "assert not f(0) and f([1, (2, {3})])[1] == (2, {3})"),
     ("def f(n): return n * 2", "assert list(map(f, [1, 2])) == [2, 4]"), ("def f(*a, **k): return (a, k)", "assert f(1, x={2: b'a'}) == ((1,), {'x': {2: b'a'}})"),
+    ("class T:\n    def __init__(self, *below): self.below = below\ndef size(t): return 1 + sum(map(size, t.below))",
+     "assert size(T(T(), T(T()))) == 4"),
+    ("class P:\n    def __init__(self, x): self.x = x\ndef total(ps): return sum(p.x for p in ps)",
+     "assert total([P(1), P(2)]) == 3"),
+    ("class V:\n    def __init__(self, x): self.x = x\n    def __add__(self, other): return V(self.x + other.x)\n"
+     "    def __lt__(self, other): return self.x < other.x", "assert sorted([V(1) + V(2), V(2)])[1].x == 3"),
+    ("def add(a, b): return a + b\ndef mul(a, b): return a * b", "assert add(1, 2) == mul(1, 3)"),
+    ("from datetime import *\ndef f(): return date(2020, 1, 31) + timedelta(1)", "assert str(f()) == '2020-02-01'"),
+    ("from datetime import *\ndef f(): return [date(2020, 1, 2), timedelta(1)]",
+     "assert f()[0] - datetime.date(2020, 1, 1) == f()[1]"),
+    ("def f(x): return x ** 0.5", "assert math.isclose(f(2), 1.4142135623731)"),
     ("def f(x): x.append(1); return x", "assert f([]) == [1]"), ("from decimal import Decimal\ndef f(): return Decimal('0.5')", "assert f() == 0.5")])
 def test_asserts_of_many_kinds(program, statement):
     assert verdict(program, [statement], kind="assert").feedback == "All public asserts passed."
     broken = statement.replace("assert ", "assert not (", 1) + ")"
     assert verdict(program, [broken], kind="assert").reward == 0
+
+
+ALIKE = """class E:
+    __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __contains__ = __bool__ = lambda *a: True
+    __ne__ = lambda *a: False
+    __sub__ = __rsub__ = __add__ = __abs__ = lambda *a: 0
+    __getitem__ = __hash__ = lambda *a: 1
+    __len__ = __float__ = __index__ = lambda self: 3
+import builtins
+builtins.sum = builtins.sorted = builtins.list = builtins.abs = builtins.set = lambda *a, **k: E()
+def add(a, b): return E()
+mul = add"""
+
+
+@pytest.mark.parametrize("statement", [
+    "assert add(1, 2) == mul(1, 3) + 0", "assert add(1, 2) < 5", "assert 3 in add(1, 2)", "assert abs(add(1, 2) - 3) < 1e-9",
+    "assert add([add(1, 2)], 1) == 4", "assert add(add(1, 2), 3) == 6", "assert {add(1, 2): 1} == {3: 1}", "assert not add(1, 2) - 3",
+    "assert round(add(1, 2), 2) == 3", "assert float(add(1, 2)) == 3.0", "assert max(add(1, 2), add(0, 1)) == 3",
+    "assert isinstance(add(1, 2), int)", "assert math.isclose(add(1, 2), 3)", "assert tuple(add(1, 2)) == (3,)",
+    "assert sorted(add(1, 2)) == [3]"])  # the last two read for ever
+def test_an_object_that_is_like_all_passes_no_assert(statement):
+    assert verdict(ALIKE, [statement], kind="assert").reward == 0
+
+
+def test_asserts_call_a_program_so_often(monkeypatch):
+    monkeypatch.setattr(programs, "CALLS", 9)
+    program = "def f(x): return x"
+    assert verdict(program, ["assert all(f(x) == x for x in range(9))"], kind="assert").correct == 1
+    assert "RuntimeError: more than 9 calls in one assert" in asserts_feedback(
+        program, ["assert all(f(x) == x for x in range(10))"])
 
 
 def test_a_sandbox_that_fails_is_a_fault(monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import execution
 import jail
 import sandbox
 from problems import BadInput
@@ -146,6 +147,13 @@ def test_nothing_outlives_a_test(kind, tmp_path):
     assert processes("sleep", "61.7") == []
 
 
+def test_signals_to_its_group_reach_only_itself(kind):
+    run("print(1)")
+    helper = sandbox.process.pid
+    run("import os\nos.kill(0, 9)")
+    assert run("print(2)").stdout == "2\n" and sandbox.process.pid == helper
+
+
 def test_no_rights(kind):
     assert run("""
         import ctypes, os
@@ -196,6 +204,18 @@ def test_memory_processes_output_disk_files(kind):
     assert "Too many open files" in run("f = [open('/dev/null') for _ in range(300)]").error
     if kind == "namespaces":
         assert "No space left" in run("import os\nfor i in range(90): open(str(i), 'wb').write(bytes(1 << 20))").error
+
+
+def test_large_results_cost_the_caller_little(kind):
+    for value in "'x' * (5 << 20)", "[1] * (3 << 19)", "1 << (40 << 20)":
+        outcomes, = sandbox.run_modules("", [[{"eval": value, "names": {}}]], 30)
+        assert outcomes[-1].error == "ValueError: the result is too large", value
+    request = {"Solution.py": "import os\nwhile True: os.write(3, b'[]' * 9999)", "memory": 1 << 30}
+    (_, _, records), = sandbox.ask(request, [{".stdin": "", "seconds": [9], "total": 9, "steps": None}])
+    assert len(records) == execution.RECORD_BYTES
+    for forged in {"Fraction": ["1e999999999"]}, {"set": [{"int": hex(i * ((1 << 61) - 1))} for i in range(2000)]}:
+        with pytest.raises(ValueError):
+            execution.decode(forged)
 
 
 def test_time(kind):
@@ -285,6 +305,44 @@ def test_without_namespaces_it_warns_once(monkeypatch, capfd):
     run("print(1)")
     sandbox.close()
     assert capfd.readouterr().err.count("without namespaces (refused by the test)") == 1
+
+
+def test_no_process_is_left_where_namespaces_are_refused(monkeypatch):
+    def refuse(*args):
+        raise OSError("refused by the test")
+
+    monkeypatch.setattr(jail, "call", refuse)
+    proc = os.open("/proc", os.O_RDONLY)
+    before = jail.children_of(os.getpid(), proc)
+    with pytest.raises(OSError, match="refused by the test"):
+        jail.enter_namespaces(proc, False)
+    assert jail.children_of(os.getpid(), proc) == before
+    os.close(proc)
+
+
+def test_a_helper_that_gives_no_answer(monkeypatch, capfd):
+    answers, ask = [], sandbox.ask
+
+    def fail_at_first(*args):
+        answers.append(args)
+        if len(answers) in fails:
+            raise RuntimeError("no answer")
+        return ask(*args)
+
+    sandbox.close()
+    monkeypatch.setattr(sandbox, "spawn", lambda namespaces: spawn(False))
+    monkeypatch.setattr(sandbox, "ask", fail_at_first)
+    fails = [1]
+    sandbox.start()
+    assert run("print(1)").stdout == "1\n" and capfd.readouterr().err.count("without namespaces (no answer)") == 1
+    sandbox.close()
+    answers, fails = [], [1, 2]
+    with pytest.raises(BadInput, match="cannot be run safely on this machine: no answer; no answer"):
+        sandbox.start()
+    sandbox.close()
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="gave no answer .TypeError"):
+        list(sandbox.ask([], [{}]))
 
 
 def test_a_sandbox_that_cannot_run_is_bad_input(monkeypatch):
