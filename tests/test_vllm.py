@@ -374,3 +374,17 @@ def test_the_whole_path(model, tmp_path):
                   "--limit", 4, "--max-tokens", 24, "--out", tmp_path / "result.json")
     text, _ = run.communicate(timeout=200)
     assert run.returncode == 0 and (tmp_path / "result.json").exists(), text
+
+    # updates between the steps: from right answers of step 1 on, with a new adapter after each step
+    other, records = tmp_path / "updated", [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    other.mkdir()
+    (other / "rollouts.jsonl").write_text("".join(
+        json.dumps({**r, "reward": 1, "truncated": False}) + "\n" for r in records if r["step"] == 1 and r["problem"] in ("sum0", "sum1")))
+    run = command("explore.py", "--bench", bench, "--model", model, "--engine", "vllm", "--calls", 3, "--max-tokens", 24, "--limit", 2,
+                  "--update-every", 1, "--lr", "1e-2", "--out", other)
+    text, _ = run.communicate(timeout=200)
+    assert run.returncode == 0, text
+    steps = [json.loads(line) for line in (other / "updates" / "distill.jsonl").read_text().splitlines()]
+    assert [s["step"] for s in steps] == [1, 2, 3] and all(abs(s["mean_w"] - 1) < 1e-3 and s["grad_norm"] > 0 for s in steps)
+    records = [json.loads(line) for line in (other / "rollouts.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["updates"]) for r in records] == [(1, 0)] * 2 + [(2, 1)] * 2 + [(3, 2)] * 2
