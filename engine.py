@@ -2,8 +2,9 @@
 
     sample = await engine.sample(prompt_token_ids, seed=..., max_tokens=..., temperature=..., top_p=..., adapter=None)
 
-Two engines answer it. `VLLMEngine` (vllm_engine.py) is vLLM's continuous batching (App. B.4, C.5). `HFEngine` is a small continuous-batching
-loop over transformers, for machines without vLLM: a finished sequence leaves the batch and a waiting one takes its slot.
+Two engines answer it. `VLLMEngine` (vllm_engine.py) is vLLM's continuous batching (App. B.4, C.5). `HFEngine` is a
+small continuous-batching loop over transformers, for machines without vLLM: a finished sequence leaves the batch and
+a waiting one takes its slot.
 
 Both return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
 """
@@ -18,8 +19,8 @@ import os
 import time
 from dataclasses import dataclass
 
-# Before torch is loaded: threads that spin while they wait take the cores from the graders beside the engine. Measured on two
-# busy cores: 7,070 tokens/s against 460.
+# Before torch is loaded: threads that spin while they wait take the cores from the graders beside the engine.
+# Measured on two busy cores: 7,070 tokens/s against 460.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
@@ -98,12 +99,14 @@ class Engine:
         self.stop_ids = stop_token_ids(settings.model, self.tokenizer)
 
     def encode(self, messages):
-        """Token ids of a dialogue with the generation prompt; Qwen3 without thinking, Olmo's template ignores the flag."""
+        """Token ids of a dialogue with the generation prompt; Qwen3 without thinking, Olmo's template ignores the
+        flag."""
         return self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, enable_thinking=False, tools=None, return_dict=False)
 
     def room(self, prompt_token_ids, max_tokens):
-        """Tokens that a response may have: the limit, or what the window leaves (the response then counts as truncated)."""
+        """Tokens that a response may have: the limit, or what the window leaves (the response then counts as
+        truncated)."""
         if len(prompt_token_ids) >= self.window:
             raise ContextTooLong(f"its context of {len(prompt_token_ids)} tokens does not fit the model's window of {self.window}: "
                                  "use a model with a longer window, a smaller --tail or a larger --max-model-len.")
@@ -168,8 +171,8 @@ class Row:
 class SlotCache:
     """Keys and values of the running sequences: row i of each buffer holds positions 0..length_i - 1 of sequence i.
 
-    transformers' attention calls `update` in each layer. Rows are never padded or copied while they run: a decoding step
-    writes one position per row in place and attends to a view of the buffer.
+    transformers' attention calls `update` in each layer. Rows are never padded or copied while they run: a decoding
+    step writes one position per row in place and attends to a view of the buffer.
     """
 
     def __init__(self):
@@ -208,8 +211,8 @@ class SlotCache:
 
 
 class HFEngine(Engine):
-    """Continuous batching over a transformers model, on the CPU or one GPU. One adapter at a time: a request for another
-    one waits until the running batch is empty."""
+    """Continuous batching over a transformers model, on the CPU or one GPU. One adapter at a time: a request for
+    another one waits until the running batch is empty."""
 
     def __init__(self, settings, adapters):
         begin = time.time()
@@ -308,7 +311,8 @@ class HFEngine(Engine):
         return finished
 
     def _prefill(self, new):
-        """Logits [n, V] after the prompts of new rows, which are padded on the right: a causal mask hides the padding."""
+        """Logits [n, V] after the prompts of new rows, which are padded on the right: a causal mask hides the
+        padding."""
         lengths = torch.tensor([len(row.prompt) for row in new], device=self.device)
         width = int(lengths.max())
         ids = torch.zeros(len(new), width, dtype=torch.long)
@@ -328,7 +332,8 @@ class HFEngine(Engine):
         return self.head(hidden[:, 0])
 
     def _forward(self, ids, position_ids, query, key):
-        """Hidden states; the mask lets a query at position i see the keys at positions j <= i (within the sliding window)."""
+        """Hidden states; the mask lets a query at position i see the keys at positions j <= i (within the sliding
+        window)."""
         mask = (key[None, None, :] <= query[:, :, None])[:, None]
         if self.sliding_window:
             near = (key[None, None, :] > query[:, :, None] - self.sliding_window)[:, None]

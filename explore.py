@@ -273,7 +273,11 @@ def start_trainer(run, problems):
     folder = os.path.join(run.args.out, "updates")
     adapters, names = os.path.join(folder, "adapter"), ("distill.jsonl", "samples.jsonl")
     os.makedirs(folder, exist_ok=True)
-    done, openings = training.newest_step(adapters), [opening(run.args, run.settings.family, p) for p in problems]
+    done = training.newest_step(adapters)
+    if done * run.args.update_every > max((step for _, step in run.done), default=0):
+        raise data.BadInput(f"{adapters} holds an update after more steps than rollouts.jsonl has: one of them is of "
+                            "another run; name another folder with --out.")
+    openings = [opening(run.args, run.settings.family, p) for p in problems]
     journals = [distill.drop_unfinished(os.path.join(folder, name), done) for name in names]
     return distill.start_trainer(run.args, run.settings, run.engine, openings, adapters, done, journals)
 

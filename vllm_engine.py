@@ -19,10 +19,11 @@ from engine import Engine, EngineDead, Sample, check_adapter, load, token_bytes
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-# vLLM's processes outlive a parent that is killed, and on a GPU they would hold its memory. This program notes four times a
-# second which processes descend from its parent, and when the parent is gone, however that came, it kills them. Those that were
-# started too late to be noted still have the environment that they were given, with ENGINE_OF (vLLM overwrites it with a title
-# later). It leaves multiprocessing's resource tracker alone, which frees the shared memory and then ends by itself.
+# vLLM's processes outlive a parent that is killed, and on a GPU they would hold its memory. This program notes four
+# times a second which processes descend from its parent, and when the parent is gone, however that came, it kills
+# them. Those that were started too late to be noted still have the environment that they were given, with ENGINE_OF
+# (vLLM overwrites it with a title later). It leaves multiprocessing's resource tracker alone, which frees the shared
+# memory and then ends by itself.
 WATCHDOG = r'''
 import os, signal, sys, time
 parent, family, quiet = int(sys.argv[1]), {}, 0
@@ -75,7 +76,8 @@ def start_watchdog():
 
 @contextlib.contextmanager
 def engine_environment():
-    """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU, and no Ctrl-C, which is for us to act on."""
+    """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU, and no Ctrl-C, which is for us to
+    act on."""
     before = dict(os.environ)
     if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
@@ -96,9 +98,9 @@ def engine_environment():
 
 
 class VLLMEngine(Engine):
-    """vLLM, in processes of its own that end with this one; made and used in one event loop. One adapter, or none, at a time: a
-    request for another waits until all before it are answered (vLLM 0.32.0 on the CPU gives a request without an adapter that
-    of its neighbours in the batch)."""
+    """vLLM, in processes of its own that end with this one; made and used in one event loop. One adapter, or none, at
+    a time: a request for another waits until all before it are answered (vLLM 0.32.0 on the CPU gives a request
+    without an adapter that of its neighbours in the batch)."""
 
     MAX_LORA_RANK = 64
 
@@ -189,7 +191,8 @@ class VLLMEngine(Engine):
                            f"{max(space, 0) / 2**30:.1f} GiB are there: {more}, or take a smaller --max-model-len.")
 
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
-        """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, EngineDead, BadInput (adapter)."""
+        """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, EngineDead, BadInput
+        (adapter)."""
         params = self.params(seed=seed, max_tokens=self.room(prompt_token_ids, max_tokens), temperature=temperature, top_p=top_p)
         try:
             async with self.gate:  # in order of arrival, so that no request waits for ever
@@ -217,8 +220,8 @@ class VLLMEngine(Engine):
                       len(prompt_token_ids))
 
     async def _use_adapter(self, adapter):
-        """The request for an adapter folder. Another one than before takes its place when nothing runs, under a new name and id,
-        and the engine must then hold it alone and no cached keys and values: vLLM keeps both by name."""
+        """The request for an adapter folder. Another one than before takes its place when nothing runs, under a new
+        name and id, and the engine must then hold it alone and no cached keys and values: vLLM keeps both by name."""
         file = os.path.join(adapter, "adapter_model.safetensors")
         check_adapter(adapter, self.settings.model)
         mark = (os.path.realpath(adapter), os.stat(file).st_mtime_ns)

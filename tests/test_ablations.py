@@ -211,3 +211,6 @@ def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, fail_at):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 1)
     with pytest.raises(data.BadInput, match="limit = None, not 1"):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 2, "--limit", 1)
+    os.remove(tmp_path / "out" / "rollouts.jsonl")
+    with pytest.raises(data.BadInput, match="an update after more steps than rollouts.jsonl has"):
+        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 2)

@@ -1,0 +1,137 @@
+"""What only a GPU shows. On an H200: python -m pytest -m gpu
+
+Each check is a function of a device and of sizes: without a GPU it runs at a toy's size on the CPU, so that it is
+known to run, and the claim about the GPU is skipped with its reason.
+"""
+import asyncio
+import importlib.util
+import json
+import math
+
+import pytest
+import torch
+
+import distill
+import engine
+import loss
+import training
+from conftest import make_adapter, make_model
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+H200 = pytest.param("cuda", marks=gpu)
+QWEN3_8B = dict(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_attention_heads=32,
+                num_key_value_heads=8, head_dim=128, tie_word_embeddings=False)
+
+
+def settings(model, dtype="bfloat16", **changes):
+    base = dict(model=model, family="qwen3", engine="hf", dtype=dtype, temperature=1.0, top_p=1.0, max_tokens=64,
+                gpu_memory=0.4, max_model_len=None, tensor_parallel=1, data_parallel=1)
+    return engine.Settings(**{**base, **changes})
+
+
+def sampled(model, adapter, device):
+    """Items of 24 responses of the adapter's policy, as distill.py makes them."""
+    where = settings(str(model), engine="vllm" if device == "cuda" and importlib.util.find_spec("vllm") else "hf")
+    problems = {f"p{i}": [{"opening": [{"role": "user", "content": f"{i} + {i} = ?"}], "step": 1, "bench": "own",
+                           "context": [{"role": "user", "content": f"It is {2 * i}. What is {i} + {i}?"}]}]
+                for i in range(24)}
+    contexts = distill.teacher_contexts(problems, "success", [])
+
+    async def sample():
+        sampler = await engine.start(where, adapters=True)
+        try:
+            batch = [(problem, 0) for problem in problems]
+            return await distill.student_samples(sampler, where, adapter, 1, 1, batch, problems, contexts, "success")
+        finally:
+            sampler.close()
+    return asyncio.run(sample())[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", H200])
+def test_bfloat16_weights_are_noise_around_one(tmp_path, device):
+    """Sampler and trainer agree but for bfloat16 noise: mean w within 2% of 1, no ratio beyond 1.5, with an adapter."""
+    model = make_model(tmp_path / "model", head_dim=32, dtype=torch.bfloat16)
+    adapter = make_adapter(model, tmp_path / "adapter", seed=1, scale=0.05)
+    items = sampled(model, adapter, device)
+    policy = training.load_policy(settings(model), adapter, 1, 0, torch.device(device))
+    with torch.no_grad():
+        lengths = [len(i.sample.token_ids) for i in items]
+        hidden = policy.hidden([i.opening + i.sample.token_ids for i in items], lengths)
+        ids = torch.tensor([t for i in items for t in i.sample.token_ids], device=device)
+        mu = torch.tensor([x for i in items for x in i.sample.logprobs], device=device)
+        _, train = loss.distill_loss(hidden, hidden, policy.head, ids, mu, temperature=1.0)
+    ratios = (train - mu).exp()
+    assert ratios.numel() > 500
+    assert float(ratios.mean()) == pytest.approx(1, abs=0.02)
+    assert 0.66 < float(ratios.min()) and float(ratios.max()) < 1.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("flash_attn") is None,
+                    reason="needs a CUDA device and flash-attn")
+@pytest.mark.parametrize("architecture", ["qwen3", "olmo3"])
+def test_flash_attention_packs_as_sdpa_does(tmp_path, architecture):
+    """Sequences in one row with restarting positions: flash-attn's varlen kernel keeps them apart as sdpa's mask
+    does."""
+    model = make_model(tmp_path / "model", architecture=architecture, dtype=torch.bfloat16)
+    rows = [[(7 * i + j) % 250 for j in range(n)] for i, n in enumerate((5, 300, 40, 129))]
+    lengths = [4, 200, 39, 1]
+    policy = training.load_policy(settings(model), None, 1, 0, torch.device("cuda"))
+    assert policy.model.config._attn_implementation == "flash_attention_2"
+    with torch.no_grad():
+        packed = policy.hidden(rows, lengths)
+        policy.model.set_attn_implementation("sdpa")
+        for got in (packed, policy.hidden(rows, lengths)):
+            alone = torch.cat([policy.hidden([row], [n]) for row, n in zip(rows, lengths)])
+            assert float((got - alone).norm() / alone.norm()) < 0.02  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize("device,tokens,width,vocabulary,most", [
+    ("cpu", 96, 16, 500, None), pytest.param("cuda", 8192, 4096, 151936, 3 * 2**30, marks=gpu)])
+def test_the_loss_at_full_size(device, tokens, width, vocabulary, most):
+    """One response of 8,192 tokens, Qwen3's head, bfloat16: the plain form on every 16th token, and memory flat in
+    V."""
+    generator = torch.Generator(device).manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
+    student, teacher, head = normal(tokens, width), normal(tokens, width), normal(vocabulary, width) / width**0.5
+    ids = torch.randint(vocabulary, (tokens,), generator=generator, device=device)
+    mu = torch.full((tokens,), -math.log(vocabulary), device=device)
+    student.requires_grad_()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    value, train = loss.distill_loss(student, teacher, head, ids, mu, temperature=0.7, tau=1e-3)
+    value.backward()
+    if device == "cuda":
+        assert torch.cuda.max_memory_allocated() - before < most
+    some = slice(None, None, 16)
+    with torch.no_grad():
+        plain_student, plain_teacher = ((x[some].float() @ head.float().T) / 0.7 for x in (student, teacher))
+        logprobs = plain_student.log_softmax(-1).gather(1, ids[some, None])[:, 0]
+        expected = loss.token_divergence(plain_student, plain_teacher, tau=1e-3)
+        expected = float((loss.importance_weights(logprobs, mu[some]) * expected).sum())
+        part, _ = loss.distill_loss(student[some], teacher[some], head, ids[some], mu[some], temperature=0.7, tau=1e-3)
+    assert float((train[some] - logprobs).abs().max()) < 0.1 and float(part) == pytest.approx(expected, rel=0.05)
+    assert torch.isfinite(student.grad).all() and float(student.grad.abs().sum()) > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("every", [0, 1])
+def test_the_memory_budget_holds(tmp_path, every):
+    """Two layers of Qwen3-8B, one response of 8,192 tokens: the update's peak lies within 0.6 and 1.1 of its budget."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+    config = Qwen3Config(**QWEN3_8B, num_hidden_layers=2)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    policy = training.load_policy(settings(str(tmp_path)), None, 1, every, torch.device("cuda"))
+    response = [i % 150_000 for i in range(8192)]
+    item = distill.Item(response[:500], response[:2500], engine.Sample(response, "", [-12.0] * 8192, "length", 500))
+    metrics = distill.update(policy, training.adam(policy, 1e-5), [item], kind="reverse_kl", tau=1e-3, budget=16384)
+    peak = torch.cuda.max_memory_allocated() - before
+    budget = sum(training.memory_budget(config, 500 + 2500 + 2 * 8192, 500 + 8192, every).values())
+    print(json.dumps({"every": every, "peak GiB": peak / 2**30, "budget GiB": budget / 2**30}))
+    assert 0.6 * budget < peak < 1.1 * budget and math.isfinite(metrics["grad_norm"])
