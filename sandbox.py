@@ -15,15 +15,20 @@ Covered, where the kernel allows user namespaces (Linux 5.12 or newer, x86-64 or
   project, no /proc
 - network: none. Processes: it sees and signals its own only. No rights, no namespaces of its own, few kernel interfaces
 - memory: 1 GiB a process (`memory`), twice that for all its processes; if the machine runs out, the test goes first
-- 64 processes and threads, 256 open files, 32 MiB of output, no core dumps
+- 64 processes and threads, 256 open files, no core dumps; 32 MiB of output, 4 MiB of results
 - time: `seconds` of CPU. On a loaded machine the time in which it stands ready but others have the CPU does not count.
   It may sleep: twice `seconds` + 1 s in all; and after ten times `seconds` + 10 s it ends in any case
 Without user namespaces (many containers): Landlock keeps it to the same files, seccomp from the network and from
 signalling others, root becomes an unprivileged user, the supervisor hunts down what is left. `start` warns once of what
 is missing.
 Not covered: faults of the kernel, timing and cache side channels, CPU and memory bandwidth taken from other tests, what
-the directories of programs and libraries hold. Without namespaces also: the size of the directory, processes that fork
-faster than they are killed, the list of processes. Only Linux.
+the directories of programs and libraries hold. Without namespaces also: the size of the directory, for some kinds of root
+processes that fork faster than they are killed, what /dev and the number of a process tell.
+What a program may forge is its own answer. It never meets what is expected, but for some asserts (programs.run_asserts):
+those that are no single assert statement, that call several built-in names and none of the program's, or that give the
+program a function or an object of a library that they make themselves.
+Unlike elsewhere: signals that a program sends itself do nothing unless it handles them (it is process 1; without
+namespaces they are refused), and without namespaces there are no POSIX semaphores. Only Linux.
 """
 
 import atexit
@@ -52,7 +57,7 @@ class Outcome:
     stdout: str = ""
     value: object = None  # of a step; plain built-in types, see `decode`
     error: str = ""  # "ZeroDivisionError: division by zero"
-    frames: list = field(default_factory=list)  # the program's innermost 3 at most, first the last: [line, source, name]
+    frames: list = field(default_factory=list)  # [line, source, name]: innermost first, 3 at most, all the program's
     seconds: float = 0.0  # of CPU, for a script; of wall time, as the program's process says, for a step
 
 

@@ -19,7 +19,8 @@ PROGRAMS = {
     "right": "import sys\n\ndef main():\n    a, b = map(int, sys.stdin.readline().split())\n    print(a + b)\n\nmain()",
     "wrong": "a, b = map(int, input().split())\nprint(a * b)",
     "raises": "a, b = map(int, input().split())\nprint(a // (b - b))",
-    "imports": "from collections import deque\nfrom heapq import heappush\nimport math\nq = deque(map(int, input().split()))\n"
+    "imports": "from collections import deque\nfrom heapq import heappush\nimport math\n"
+               "q = deque(map(int, input().split()))\n"
                "print(math.fsum(q))"}
 
 
@@ -30,9 +31,11 @@ def ours(program, tests):
 
 
 def interpreter(program, tests):
-    ended = [subprocess.run([sys.executable, "-I", "-c", program], input=given, capture_output=True, text=True, timeout=60)
+    ended = [subprocess.run([sys.executable, "-I", "-c", program], input=given, capture_output=True, text=True,
+                            timeout=60)
              for given, _ in tests]
-    return [end.returncode == 0 and programs.same_output(end.stdout, expected) for end, (_, expected) in zip(ended, tests)]
+    return [end.returncode == 0 and programs.same_output(end.stdout, expected)
+            for end, (_, expected) in zip(ended, tests)]
 
 
 def main():

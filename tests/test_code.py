@@ -31,16 +31,19 @@ def feedback(program, *args, **kwargs):
     return result.feedback
 
 
-# ---- Extraction and comparison -----------------------------------------------------------------------------------------
+# ---- Extraction and comparison --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("response, program", [
     ("```python\nx = 1\n```", "x = 1"), ("```\nx = 1\n```", "x = 1"), ("~~~py\nx = 1\n~~~", "x = 1"),
     ("Here: ```python\nx = 1\n```", "x = 1"), ("```python\r\nx = 1\r\n```\r\n", "x = 1"),
     ("```python title=a.py\nx = 1\n``` ", "x = 1"), ("````\n```\nx = 1\n```\n````", "```\nx = 1\n```"),
-    ("```\na\n```\n```\nlonger\n```\n```\nb\n```", "longer"), ("```\nx = 1\n```\n```python\nnever closed, longer", "x = 1"),
-    ("1. so\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"), ("```python\nlost\n```python\nx = 1\n```", "x = 1"),
-    ("```python\nprint(1)```", "print(1)"), ("Use ```x``` or `y`.", None), ("```python\nx = 1", None), ("``` \n \n```", None),
+    ("```\na\n```\n```\nlonger\n```\n```\nb\n```", "longer"),
+    ("```\nx = 1\n```\n```python\nnever closed, longer", "x = 1"),
+    ("1. so\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"),
+    ("```python\nlost\n```python\nx = 1\n```", "x = 1"),
+    ("```python\nprint(1)```", "print(1)"), ("Use ```x``` or `y`.", None), ("```python\nx = 1", None),
+    ("``` \n \n```", None),
     ("none", None)])
 def test_the_program_is_the_longest_closed_block(response, program):
     assert programs.program_of(response) == program
@@ -59,7 +62,8 @@ def test_outputs_compare_as_livecodebench_does(actual, expected, same):
     ("3", "3", 1), ("3.0", "3", 1), ("True", "1", 1), ("(1, 2)", "[1, 2]", 1), ("[(1, 2)]", "[[1, 2]]", 0),
     ("0.1 + 0.2", "0.3", 0), ("None", "null", 1), ("None", "3", 0), ("'a'", '"a"', 1), ("{'a': 1}", '{"a": 1}', 1),
     ("{1: 1}", '{"1": 1}', 0), ("float('nan')", "NaN", 0), ("{1, 2}", "[1, 2]", 0), ("iter([1, 2])", "[1, 2]", 0),
-    ("10 ** 30", "1" + "0" * 30, 1), ("10 ** 5000", "1", 0), ("Counter('aab')", '{"a": 2, "b": 1}', 1), ("E(0)", "3", 0),
+    ("10 ** 30", "1" + "0" * 30, 1), ("10 ** 5000", "1", 0), ("Counter('aab')", '{"a": 2, "b": 1}', 1),
+    ("E(0)", "3", 0),
     ("L([3])", "[3]", 1), ("L([4])", "[3]", 0), ("int", "3", 0), ("'\\ud800'", '"\\ud800"', 1)])
 def test_values_compare_as_livecodebench_does(returned, expected, passed):
     program = f"""class E(int):
@@ -73,11 +77,12 @@ def f(x):
     assert verdict(program, [["1", expected]], kind="functional", name="f").correct == passed
 
 
-# ---- Running -----------------------------------------------------------------------------------------------------------
+# ---- Running --------------------------------------------------------------------------------------------------------
 
 
 def test_ordinary_programs_pass():
-    body = {"a guard": f"def main():\n    a, b = map(int, input().split())\n    print(a + b)\nif __name__ == '__main__':\n    main()",
+    body = {"a guard": "def main():\n    a, b = map(int, input().split())\n    print(a + b)\n"
+                       "if __name__ == '__main__':\n    main()",
             "an exit": ADD + "\nimport sys\nsys.exit(1)", "quit": ADD + "\nquit()",
             "lines": "import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))",
             "buffer": "import sys\nread = sys.stdin.buffer.readline\nprint(sum(map(int, read().split())))",
@@ -85,7 +90,7 @@ def test_ordinary_programs_pass():
             "/dev/stdin": "print(sum(map(int, open('/dev/stdin').read().split())), file=open('/dev/stdout', 'w'))",
             "global": "n = 0\ndef f():\n    global n\n    n = sum(map(int, input().split()))\nf()\nprint(n)",
             "recursion": "import sys\nsys.setrecursionlimit(10**6)\nf = lambda n: n and 1 + f(n - 1)\nf(90000)\n" + ADD,
-            "a thread": f"import threading\ndef f():\n    a, b = map(int, input().split())\n    print(a + b)\n"
+            "a thread": "import threading\ndef f():\n    a, b = map(int, input().split())\n    print(a + b)\n"
                         "threading.stack_size(64 << 20)\nthreading.Thread(target=f).start()",
             "a pool": "from multiprocessing import Pool\ndef f(x):\n    return x\nif __name__ == '__main__':\n"
                       "    print(sum(Pool(2).map(f, map(int, input().split()))))",
@@ -109,37 +114,44 @@ def test_ordinary_programs_pass():
             "stdout closed": ADD + "\nimport sys\nsys.stdout.close()",
             "descriptor closed": ADD + "\nimport os, sys\nsys.stdout.flush()\nos.close(1)",
             "a shell": "import os\nos.system('echo $((%d+%d))' % tuple(map(int, input().split())))",
-            "atexit": f"import atexit\n@atexit.register\ndef f():\n    a, b = map(int, input().split())\n    print(a + b)",
+            "atexit": "import atexit\n@atexit.register\ndef f():\n    a, b = map(int, input().split())\n"
+                      "    print(a + b)",
             "exits in atexit": "import atexit, sys\natexit.register(lambda: sys.exit(4))\n" + ADD,
             "a text as exit code": ADD + "\nexit('bye')",
             "exits in a thread": "import sys, threading\nthreading.Thread(target=sys.exit, args=[3]).start()\n" + ADD,
-            "fails in a thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\n" + ADD,
+            "fails in a thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\n"
+                                 "t.join()\n" + ADD,
             "a thread left": "import threading, time\n"
                              "threading.Thread(target=time.sleep, args=[99], daemon=True).start()\n" + ADD,
             "_exit": ADD + "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)",
             "a child left": ADD + "\nimport os, sys, time\nsys.stdout.flush()\nif os.fork() == 0:\n"
                             "    time.sleep(60)\n    print('late')",
-            "a pool of threads": "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(2) as pool:\n"
+            "a pool of threads": "from concurrent.futures import ThreadPoolExecutor\n"
+                                 "with ThreadPoolExecutor(2) as pool:\n"
                                  "    print(pool.submit(lambda: sum(map(int, input().split()))).result())",
             "asyncio": "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n"
                        "    print(sum(map(int, input().split())))\nasyncio.run(f())",
-            "a guard in the middle": "if __name__ == '__main__':\n    line = input()\nprint(sum(map(int, line.split())))",
+            "a guard in the middle": "if __name__ == '__main__':\n    line = input()\n"
+                                     "print(sum(map(int, line.split())))",
             "imports itself": "import __main__\nx = 3\nassert __main__.x == 3\n" + ADD,
             "reads its source": "import inspect\ndef f(): pass\nassert 'pass' in inspect.getsource(f)\n" + ADD,
             "pickles its class": "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n" + ADD,
-            "a stack limit": "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (100 << 20, 100 << 20))\n" + ADD,
+            "a stack limit": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (100 << 20, 100 << 20))\n" + ADD,
             "from __future__": "from __future__ import annotations\n" + ADD, "form feed": "\f\n" + ADD,
             "trace": "import sys\nsys.settrace(lambda *a: None)\n" + ADD,
             "Windows lines": ADD.replace("\n", "\r\n"),
             "a file": "open('t', 'w').write(input())\nprint(sum(map(int, open('t').read().split())))",
             "left open": "out = open(1, 'w')\nout.write(str(sum(map(int, input().split()))))"}
-    assert [name for name, program in body.items() if verdict(program, ADD_TESTS, [["5 5\n", "10\n"]]).correct != 1] == []
+    private = [["5 5\n", "10\n"]]
+    assert [name for name, program in body.items() if not verdict(program, ADD_TESTS, private).correct] == []
 
 
 @pytest.mark.parametrize("program, expected, correct", [
-    ("print('é漢😀')", "é漢😀", 1), ("print('1\\r\\n2\\r')", "1\n2", 1), ("print('1\\r2')", "1\n2", 0), ("print('1\\f')", "1", 1),
+    ("print('é漢😀')", "é漢😀", 1), ("print('1\\r\\n2\\r')", "1\n2", 1), ("print('1\\r2')", "1\n2", 0),
+    ("print('1\\f')", "1", 1),
     ("print(0.1 + 0.2)", "0.3", 0), ("print('%.10f' % 0.5)", "0.5", 1), ("print(len(str(10**5000)))", "5001", 1),
-    ("print('a\\0b')", "ab", 0), ("import sys\nsys.stdout.buffer.write(b'\\xff')", "x", 0), ("pass", "", 1), ("pass", "0", 0),
+    ("print('a\\0b')", "ab", 0), ("import sys\nsys.stdout.buffer.write(b'\\xff')", "x", 0), ("pass", "", 1),
+    ("pass", "0", 0),
     ("print(1)\nprint(2)", "1\r\n2\r\n", 1), ("print(9, flush=True)\nimport os\nos._exit(0)", "9", 1),
     ("print(9)\nimport os\nos._exit(0)", "9", 0), ("print(9, flush=True)\nimport os\nos._exit(1)", "9", 0),
     ("print(9)\nimport time\ntime.sleep(0.4)", "9", 1), ("print(9)\n1 / 0", "9", 0)])
@@ -149,12 +161,15 @@ def test_outputs(program, expected, correct):
 
 @pytest.mark.parametrize("program", [
     "print('\\ud800')", "print(10**60000)", "raise KeyboardInterrupt", "def f(): f()\nf()", "x = 'a' * (3 << 30)",
-    "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "x = '\0'", "(" * 300 + ")" * 300, "x = " + "-" * 99999 + "1",
+    "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "x = '\0'", "(" * 300 + ")" * 300,
+    "x = " + "-" * 99999 + "1",
     "import sys\nsys.excepthook = lambda *a: print(9)\n1 / 0", "import atexit\natexit.register(print, 9)\n1 / 0",
     "import builtins\nfor name in list(vars(builtins)):\n    delattr(builtins, name)",
-    "class M(type):\n    def __getattribute__(c, name):\n        raise ValueError\nclass E(Exception, metaclass=M): pass\nraise E",
+    "class M(type):\n    def __getattribute__(c, name):\n        raise ValueError\n"
+    "class E(Exception, metaclass=M): pass\nraise E",
     "class S(str):\n    def __str__(self): return 3\nraise ValueError(S())",
-    "import threading, time\nfor _ in range(300):\n    threading.Thread(target=time.sleep, args=[5], daemon=True).start()"])
+    "import threading, time\nfor _ in range(300):\n"
+    "    threading.Thread(target=time.sleep, args=[5], daemon=True).start()"])
 def test_programs_that_fail(program):
     assert feedback(program, [["", "9"]]).startswith("Runtime Error\n")
 
@@ -162,10 +177,12 @@ def test_programs_that_fail(program):
 @pytest.mark.parametrize("program", [
     "import os\nfor fd in range(1024):\n    try: os.write(fd, b'{\"passed\": true}')\n    except OSError: pass",
     "import os\nos.ftruncate(3, 31 << 20)", "import os\nos.ftruncate(1, 30 << 20)",
-    "import builtins, json, os, sys\nbuiltins.print = json.dumps = json.loads = os.write = os._exit = sys.exit = lambda *a: 1",
+    "import builtins, json, os, sys\n"
+    "builtins.print = json.dumps = json.loads = os.write = os._exit = sys.exit = lambda *a: 1",
     "import sys\ntext, frame = '', sys._getframe()\nwhile frame:\n    text += repr([frame.f_locals, frame.f_globals])\n"
     "    frame = frame.f_back\nif '98765432' + str(1) in text: print(text)",
-    "import gc\nif any('98765432' + str(1) in repr(o) for o in gc.get_objects() if isinstance(o, (list, dict, tuple))): "
+    "import gc\n"
+    "if any('98765432' + str(1) in repr(o) for o in gc.get_objects() if isinstance(o, (list, dict, tuple))): "
     "print('found')",
     "import os\nfor fd in range(1024):\n    try:\n        os.lseek(fd, 0, 0)\n        print(os.read(fd, 10**6))\n"
     "    except OSError: pass",
@@ -179,8 +196,9 @@ def test_no_program_finds_or_forges_what_is_expected(program):
 def test_functions_methods_and_names_without_imports():
     tests = dict(public=[["[1, 2]", "3"]], private=[["[5]", "5"]], kind="functional", name="total")
     assert verdict("def total(xs: List[int]) -> int:\n    return reduce(lambda a, b: a + b, xs)", **tests).correct == 1
-    stateful = "class Solution:\n    seen = []\n    def __init__(self):\n        self.n = 0\n    def total(self, xs):\n" \
-               "        print('noise')\n        self.n += sum(xs)\n        self.seen.append(1)\n        assert len(self.seen) == 1\n        return self.n"
+    stateful = ("class Solution:\n    seen = []\n    def __init__(self):\n        self.n = 0\n"
+                "    def total(self, xs):\n        print('noise')\n        self.n += sum(xs)\n        self.seen.append(1)\n"
+                "        assert len(self.seen) == 1\n        return self.n")
     assert verdict(stateful, **tests).correct == 1  # a fresh process and instance per test
     assert verdict("def total(xs):\n    return sum(xs)\nif __name__ == '__main__':\n    input()", **tests).correct == 1
     assert "NameError: name 'total' is not defined" in feedback("def other(xs): pass", **tests)
@@ -188,12 +206,14 @@ def test_functions_methods_and_names_without_imports():
     assert "SystemExit" in feedback("def total(xs):\n    return sum(xs)\nexit()", **tests)  # then there is no result
     for program in ("class Solution:\n    @staticmethod\n    def total(xs): return sum(xs)",
                     "class Solution:\n    @classmethod\n    def total(cls, xs): return sum(xs)",
-                    "class Solution:\n    @cache\n    def f(self, x): return x\n    def total(self, xs): return sum(map(self.f, xs))",
+                    "class Solution:\n    @cache\n    def f(self, x): return x\n"
+                    "    def total(self, xs): return sum(map(self.f, xs))",
                     "class Solution: pass\ndef total(xs): return sum(xs)", "total = lambda xs: sum(xs)",
                     "import json\njson.dumps = json.loads = lambda *a: '{}'\ndef total(xs): return sum(xs)",
                     "def total(xs):\n    f = lambda n: n and 1 + f(n - 1)\n    return f(20000) * 0 + sum(xs)"):
         assert verdict(program, **tests).correct == 1, program
-    for program in ("def total(xs): yield sum(xs)", "def total(xs): print(sum(xs))", "x = input()\ndef total(xs): return sum(xs)",
+    for program in ("def total(xs): yield sum(xs)", "def total(xs): print(sum(xs))",
+                    "x = input()\ndef total(xs): return sum(xs)",
                     "class Solution:\n    def __init__(self, x): pass\n    def total(self, xs): return sum(xs)",
                     "class E(list):\n    __eq__ = lambda *a: True\ndef total(xs): return E()",
                     "def total(xs): return 'x' * (9 << 20)", "def total(xs):\n    xs.append(xs)\n    return xs"):
@@ -209,7 +229,7 @@ def test_private_tests_count_and_stay_private():
     assert verdict("print(2)", [["1\n", "1\n"]], [["1\n", "2\n"]]).correct == 0
 
 
-# ---- Feedback ------------------------------------------------------------------------------------------------------------
+# ---- Feedback -------------------------------------------------------------------------------------------------------
 
 
 def test_wrong_answers_the_two_shortest():
@@ -239,7 +259,8 @@ def test_large_outputs_are_not_kept(monkeypatch):
 def test_caps_of_a_wrong_answer():
     given = "\n".join(["x" * 251, "y" * 250, *"34567890"]) + "\n"
     assert feedback("print('o' * 251)", [[given, "e" * 251]]) == (
-        "Test Case 1: Wrong Answer\n\nInput\n" + "x" * 250 + "...\n" + "y" * 250 + "\n3\n4\n5\n6\n7\n8\n... (2 more lines)\n\n"
+        "Test Case 1: Wrong Answer\n\nInput\n" + "x" * 250 + "...\n" + "y" * 250 + "\n"
+        "3\n4\n5\n6\n7\n8\n... (2 more lines)\n\n"
         "Output\n" + "o" * 250 + "...\n\nExpected\n" + "e" * 250 + "...")
     given = "\n".join(["x" * 251] * 8)
     assert len(feedback("print(1)", [[given, "2"]])) == 2000
@@ -258,8 +279,10 @@ def most(x):
 
 print(most(int(input())))"""
     assert feedback(program, [["5", "9"], ["2", "9"], ["0", "9"]], seconds=0.3) == (
-        "Runtime Error\nZeroDivisionError: integer division or modulo by zero\n  return 1 // x\nLine 5 in solve (Solution.py)\n"
-        "  return solve(x)\nLine 7 in outer (Solution.py)\n  return outer(x)\nLine 9 in most (Solution.py)\n\nLast Executed Input\n0")
+        "Runtime Error\nZeroDivisionError: integer division or modulo by zero\n  return 1 // x\n"
+        "Line 5 in solve (Solution.py)\n"
+        "  return solve(x)\nLine 7 in outer (Solution.py)\n  return outer(x)\nLine 9 in most (Solution.py)\n\n"
+        "Last Executed Input\n0")
     assert feedback(program, [["5", "9"], ["2\n", "9"]], seconds=0.3) == "Time Limit Exceeded\n\nLast Executed Input\n2"
 
 
@@ -267,10 +290,11 @@ print(most(int(input())))"""
     ("x = 1\nprint('a'", "SyntaxError: '(' was never closed\n  print('a'\nLine 2 in <module> (Solution.py)"),
     ("raise KeyError(('a', 1))", "KeyError: ('a', 1)\n  raise KeyError(('a', 1))\nLine 1 in <module> (Solution.py)"),
     ("assert False", "AssertionError\n  assert False\nLine 1 in <module> (Solution.py)"),
-    ("import json\njson.loads('{')", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 "
-     "(char 1)\n  json.loads('{')\nLine 2 in <module> (Solution.py)"),
+    ("import json\njson.loads('{')", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 "
+     "column 2 (char 1)\n  json.loads('{')\nLine 2 in <module> (Solution.py)"),
     ("input()\ninput()", "EOFError: EOF when reading a line\n  input()\nLine 2 in <module> (Solution.py)"),
-    ("import os\nos._exit(3)", "ProcessError: exit status 3"), ("import os\nos.abort()", "ProcessError: killed by signal SIG"),
+    ("import os\nos._exit(3)", "ProcessError: exit status 3"),
+    ("import os\nos.abort()", "ProcessError: killed by signal SIG"),
     ("class E(Exception):\n    def __str__(self):\n        1 / 0\nraise E", "E\n\nLast")])
 def test_shapes_of_a_runtime_error(program, text):
     assert feedback(program, [["0", "9"]]).startswith("Runtime Error\n" + text)
@@ -291,8 +315,9 @@ def test_without_a_program():
     block = "Incorrect Format: Put your code inside a ```python ... ``` block."
     assert verifiers.verify(given, "a + b") == verifiers.Verdict(0, 0, block, None)
     cut_off = verifiers.verify(given, "```python\na, b =", truncated=True)
-    assert cut_off == verifiers.Verdict(0, 0, "Truncated Attempt: Your previous response was too long and truncated because it "
-                                        "reached the maximum response length. Try again with a shorter response.", None)
+    assert cut_off == verifiers.Verdict(
+        0, 0, "Truncated Attempt: Your previous response was too long and truncated because it reached the maximum "
+              "response length. Try again with a shorter response.", None)
     assert verifiers.verify(given, f"```\n{ADD}\n```", truncated=True).correct == 1
 
 
@@ -303,7 +328,7 @@ def test_the_training_set_stops_at_the_first_failure():
     assert result.feedback == "Test Case 2: Wrong Answer\n\nInput\n22\n\nOutput\n22\n\nExpected\n3"
 
 
-# ---- Asserts -------------------------------------------------------------------------------------------------------------
+# ---- Asserts --------------------------------------------------------------------------------------------------------
 
 ASSERTS = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(0, 0) == 0"]
 
@@ -319,7 +344,8 @@ def test_feedback_on_asserts():
         "assert add(0, 0) == 0\nZeroDivisionError: integer division or modulo by zero")
     long = asserts_feedback("def add(a, b):\n    raise ValueError('x' * 999)")
     assert long.split("\n")[2] == "ValueError: " + "x" * 288
-    assert asserts_feedback("def add(a, b)\n    return 1") == "The program does not compile: SyntaxError: expected ':' (line 1)"
+    assert asserts_feedback("def add(a, b)\n    return 1") == (
+        "The program does not compile: SyntaxError: expected ':' (line 1)")
     assert asserts_feedback("def add(a, b): pass\nadd()").startswith(
         "The program raised an exception before any test ran: TypeError: add() missing 2 required")
     assert asserts_feedback("while True: pass", seconds=0.3) == "Execution timed out after 0.3 seconds."
@@ -327,30 +353,41 @@ def test_feedback_on_asserts():
         "Public test results: 1/3 asserts passed.\nassert add(1, 2) == 3\nExecution timed out after 0.3 seconds.\n"
         "assert add(2, 2) == 4\nExecution timed out after 0.3 seconds.")
     none = verifiers.verify(problem(ASSERTS, kind="assert"), "no code")
-    assert none == verifiers.Verdict(0, 0, "No program was found in the answer: put it inside a ```python ... ``` block.", None)
-    assert len(asserts_feedback("def add(a, b):\n    return 1", [f"assert add({i}, 1) == '{'0' * 400}'" for i in range(5)])) == 2000
+    assert none == verifiers.Verdict(
+        0, 0, "No program was found in the answer: put it inside a ```python ... ``` block.", None)
+    assert len(asserts_feedback("def add(a, b):\n    return 1",
+                                [f"assert add({i}, 1) == '{'0' * 400}'" for i in range(5)])) == 2000
 
 
 def test_asserts_run_apart_from_the_program_and_count():
-    equal = "class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n    __add__ = __sub__ = lambda a, b: 0\n"
-    hostile = [equal + "def add(a, b): return E(0)", "import builtins\nbuiltins.all = lambda x: True\ndef add(a, b): return 0",
+    equal = ("class E(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+             "    __add__ = __sub__ = lambda a, b: 0\n")
+    hostile = [equal + "def add(a, b): return E(0)",
+               "import builtins\nbuiltins.all = lambda x: True\ndef add(a, b): return 0",
                "import math\nmath.isclose = lambda *a: True\ndef add(a, b): return 0", "import os\nos._exit(0)",
-               "def add(a, b):\n    import sys\n    sys.exit()", equal + "def add(a, b):\n    class N: __eq__ = lambda *a: True\n    return N()"]
-    for statement in ("assert add(1, 2) == 3", "assert all(add(x, 1) == x + 1 for x in range(3))", "assert math.isclose(add(1, 2), 3)",
+               "def add(a, b):\n    import sys\n    sys.exit()",
+               equal + "def add(a, b):\n    class N: __eq__ = lambda *a: True\n    return N()"]
+    for statement in ("assert add(1, 2) == 3", "assert all(add(x, 1) == x + 1 for x in range(3))",
+                      "assert math.isclose(add(1, 2), 3)",
                       "assert abs(add(1, 2) - 3) < 1e-9", "assert set([add(1, 2)]) == {3}"):
         given = dict(kind="assert", imports=["import math"])
         assert [program for program in hostile if verdict(program, [statement], **given).reward] == []
-        assert verdict("def add(a, b): return a + b", [statement], [statement, "assert add(5, 5) == 10"], **given).correct == 1
+        assert verdict("def add(a, b): return a + b", [statement], [statement, "assert add(5, 5) == 10"],
+                       **given).correct == 1
         assert verdict("def add(a, b): return a + b", [statement], ["assert add(5, 5) == 11"], **given).correct == 0
 
 
 @pytest.mark.parametrize("program, statement", [
     ("def sum(a, b): return a + b + 1", "assert sum(1, 2) == 4"),
     ("class Solution:\n    def add(self, a): return a", "assert Solution().add(3) == 3"),
-    ("class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x", "assert P(3) == P(3)"),
-    ("def f(g): return g(2)", "assert f(lambda x: x * 2) == 4"), ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
-    ("def f(n): return None", "assert f(3) is None"), ("def f(n): return n", "assert not f(0) and f([1, (2, {3})])[1] == (2, {3})"),
-    ("def f(n): return n * 2", "assert list(map(f, [1, 2])) == [2, 4]"), ("def f(*a, **k): return (a, k)", "assert f(1, x={2: b'a'}) == ((1,), {'x': {2: b'a'}})"),
+    ("class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x",
+     "assert P(3) == P(3)"),
+    ("def f(g): return g(2)", "assert f(lambda x: x * 2) == 4"),
+    ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
+    ("def f(n): return None", "assert f(3) is None"),
+    ("def f(n): return n", "assert not f(0) and f([1, (2, {3})])[1] == (2, {3})"),
+    ("def f(n): return n * 2", "assert list(map(f, [1, 2])) == [2, 4]"),
+    ("def f(*a, **k): return (a, k)", "assert f(1, x={2: b'a'}) == ((1,), {'x': {2: b'a'}})"),
     ("class T:\n    def __init__(self, *below): self.below = below\ndef size(t): return 1 + sum(map(size, t.below))",
      "assert size(T(T(), T(T()))) == 4"),
     ("class P:\n    def __init__(self, x): self.x = x\ndef total(ps): return sum(p.x for p in ps)",
@@ -362,7 +399,8 @@ def test_asserts_run_apart_from_the_program_and_count():
     ("from datetime import *\ndef f(): return [date(2020, 1, 2), timedelta(1)]",
      "assert f()[0] - datetime.date(2020, 1, 1) == f()[1]"),
     ("def f(x): return x ** 0.5", "assert math.isclose(f(2), 1.4142135623731)"),
-    ("def f(x): x.append(1); return x", "assert f([]) == [1]"), ("from decimal import Decimal\ndef f(): return Decimal('0.5')", "assert f() == 0.5")])
+    ("def f(x): x.append(1); return x", "assert f([]) == [1]"),
+    ("from decimal import Decimal\ndef f(): return Decimal('0.5')", "assert f() == 0.5")])
 def test_asserts_of_many_kinds(program, statement):
     assert verdict(program, [statement], kind="assert").feedback == "All public asserts passed."
     broken = statement.replace("assert ", "assert not (", 1) + ")"
@@ -382,8 +420,10 @@ mul = add"""
 
 
 @pytest.mark.parametrize("statement", [
-    "assert add(1, 2) == mul(1, 3) + 0", "assert add(1, 2) < 5", "assert 3 in add(1, 2)", "assert abs(add(1, 2) - 3) < 1e-9",
-    "assert add([add(1, 2)], 1) == 4", "assert add(add(1, 2), 3) == 6", "assert {add(1, 2): 1} == {3: 1}", "assert not add(1, 2) - 3",
+    "assert add(1, 2) == mul(1, 3) + 0", "assert add(1, 2) < 5", "assert 3 in add(1, 2)",
+    "assert abs(add(1, 2) - 3) < 1e-9",
+    "assert add([add(1, 2)], 1) == 4", "assert add(add(1, 2), 3) == 6", "assert {add(1, 2): 1} == {3: 1}",
+    "assert not add(1, 2) - 3",
     "assert round(add(1, 2), 2) == 3", "assert float(add(1, 2)) == 3.0", "assert max(add(1, 2), add(0, 1)) == 3",
     "assert isinstance(add(1, 2), int)", "assert math.isclose(add(1, 2), 3)", "assert tuple(add(1, 2)) == (3,)",
     "assert sorted(add(1, 2)) == [3]"])  # the last two read for ever
@@ -407,25 +447,29 @@ def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
     assert verdict(ADD, ADD_TESTS) == verifiers.Verdict(0, 0, "", None, "the sandbox gave no answer")
 
 
-# ---- LiveCodeBench and MBPP+ ------------------------------------------------------------------------------------------------
+# ---- LiveCodeBench and MBPP+ ----------------------------------------------------------------------------------------
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 has_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data sets in ../shared/data")
 READ = "import sys\nread = iter(sys.stdin.read().split()).__next__\nfor _ in range(int(read())):\n    "
 LCB = {  # right programs: scripts, and bodies of the method of the starter code
     "1873_A": READ + "print('YES' if sum(a != b for a, b in zip(read(), 'abc')) < 3 else 'NO')",
-    "1873_B": READ + "import math\n    xs = sorted(int(read()) for _ in range(int(read())))\n    xs[0] += 1\n    print(math.prod(xs))",
+    "1873_B": READ + "import math\n    xs = sorted(int(read()) for _ in range(int(read())))\n    xs[0] += 1\n"
+                     "    print(math.prod(xs))",
     "1873_D": READ + "n, k, s, i, count = int(read()), int(read()), read(), 0, 0\n    while i < n:\n"
               "        i, count = (i + k, count + 1) if s[i] == 'B' else (i + 1, count)\n    print(count)",
     "1883_B": READ + "n, k, s = int(read()), int(read()), read()\n"
               "    print('YES' if sum(s.count(c) % 2 for c in set(s)) - 1 <= k else 'NO')",
-    "1883_C": READ + "n, k = int(read()), int(read())\n    xs = [int(read()) for _ in range(n)]\n    best = min(-x % k for x in xs)\n"
+    "1883_C": READ + "n, k = int(read()), int(read())\n    xs = [int(read()) for _ in range(n)]\n"
+                     "    best = min(-x % k for x in xs)\n"
               "    print(min(best, max(0, 2 - sum(x % 2 == 0 for x in xs))) if k == 4 else best)",
     "1899_A": READ + "print('First' if int(read()) % 3 else 'Second')",
-    "1899_B": READ + "n = int(read())\n    xs = [int(read()) for _ in range(n)]\n    best = 0\n    for k in range(1, n + 1):\n"
+    "1899_B": READ + "n = int(read())\n    xs = [int(read()) for _ in range(n)]\n    best = 0\n"
+                     "    for k in range(1, n + 1):\n"
               "        if n % k == 0:\n            sums = [sum(xs[i:i + k]) for i in range(0, n, k)]\n"
               "            best = max(best, max(sums) - min(sums))\n    print(best)",
-    "1899_C": READ + "xs = [int(read()) for _ in range(int(read()))]\n    run = best = xs[0]\n    for a, b in zip(xs, xs[1:]):\n"
+    "1899_C": READ + "xs = [int(read()) for _ in range(int(read()))]\n    run = best = xs[0]\n"
+                     "    for a, b in zip(xs, xs[1:]):\n"
               "        run = max(run, 0) + b if (a - b) % 2 else b\n        best = max(best, run)\n    print(best)",
     "1899_D": READ + "from collections import Counter\n    c = Counter(int(read()) for _ in range(int(read())))\n"
               "    print(sum(v * (v - 1) // 2 for v in c.values()) + c[1] * c[2])",
@@ -438,11 +482,13 @@ LCB = {  # right programs: scripts, and bodies of the method of the starter code
     "2755": "@cache\n        def f(i):\n            return 0 if i == len(s) else min([1 + f(i + 1)] + "
             "[f(i + len(w)) for w in dictionary if s.startswith(w, i)])\n        return f(0)",
     "2756": "a, b = sorted(prices)[:2]\n        return money - a - b if a + b <= money else money",
-    "2757": "return sum(min_sum <= sum(map(int, str(n))) <= max_sum for n in range(int(num1), int(num2) + 1)) % (10**9 + 7)",
+    "2757": "return sum(min_sum <= sum(map(int, str(n))) <= max_sum for n in range(int(num1), int(num2) + 1)) "
+            "% (10**9 + 7)",
     "2777": "return [len(set(nums[:i + 1])) - len(set(nums[i + 1:])) for i in range(len(nums))]",
     "2779": "xs, out = [0] * n, []\n        for i, c in queries:\n            xs[i] = c\n"
             "            out.append(sum(a == b != 0 for a, b in pairwise(xs)))\n        return tuple(out)",
-    "2784": "return sum(max(c) ** 2 * min(c) for n in range(1, len(nums) + 1) for c in combinations(nums, n)) % (10**9 + 7)"}
+    "2784": "return sum(max(c) ** 2 * min(c) for n in range(1, len(nums) + 1) for c in combinations(nums, n)) "
+            "% (10**9 + 7)"}
 
 
 @has_data
@@ -471,14 +517,17 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("reference, answer, passes", [
     ("0.1 + 0.2 + x", "0.3 + x", True), ("0.3", "0.301", False), ("[0.5, 0.25]", "[0.5000001, 0.25]", True),
-    ("[0.5]", "(0.5,)", False), ("[0.5]", "[0.5, 0.5]", False), ("[0.5, 1]", "[0.5000001, 1]", False), ("[]", "[]", True),
+    ("[0.5]", "(0.5,)", False), ("[0.5]", "[0.5, 0.5]", False), ("[0.5, 1]", "[0.5000001, 1]", False),
+    ("[]", "[]", True),
     ("float('inf')", "float('inf')", True), ("0.5", "float('nan')", False), ("1", "True", True), ("[1]", "(1,)", False),
     ("[[0.5]]", "[[0.5000001]]", False), ("{1, 2}", "{2, 1}", True), ("None", "None", True), ("'a'", "E('b')", False),
     ("list('ab') * 4000", "list('ab') * 4000", True), ("list('ab') * 4000", "list('ab') * 3999 + ['a', 'c']", False),
-    ("[(1, 2)]", "[(1, 2)]", True), ("[(1, 2)]", "[[1, 2]]", False), ("x", "1 / x", False), ("x", "x if x else exit()", False)])
+    ("[(1, 2)]", "[(1, 2)]", True), ("[(1, 2)]", "[[1, 2]]", False), ("x", "1 / x", False),
+    ("x", "x if x else exit()", False)])
 def test_plus_inputs_compare_as_evalplus_does(cache, reference, answer, passes):
     given = plus_problem(f"def f(x):\n    return {reference}", [[1], [0]])
-    program = f"class E(str):\n    __eq__ = lambda *a: True\n    __hash__ = str.__hash__\ndef f(x):\n    return {answer}"
+    equal = "class E(str):\n    __eq__ = lambda *a: True\n    __hash__ = str.__hash__\n"
+    program = f"{equal}def f(x):\n    return {answer}"
     assert evalplus.passes(given, program) is passes
 
 
@@ -494,10 +543,11 @@ def test_plus_oracles(cache):
     assert evalplus.same("similar_elements", [], (2, 1), (1, 2), 0) and not evalplus.same("f", [], (2, 1), (1, 2), 0)
     assert not evalplus.same("Diff", [], [[1]], [1], 0) and not evalplus.same("Diff", [], None, [1], 0)
     assert evalplus.same("check_str", [], execution.Opaque("<re.Match>"), True, 0)
-    assert [evalplus.same("check_str", [], output, right, 0) for output in (True, False, None) for right in (True, False)] == [
+    pairs = [(output, right) for output in (True, False, None) for right in (True, False)]
+    assert [evalplus.same("check_str", [], output, right, 0) for output, right in pairs] == [
         True, False, False, True, False, True]
     assert evalplus.same("surface_Area", [3, 4], 35, 33, 0) and not evalplus.same("surface_Area", [3, 4], 34, 33, 0)
-    assert evalplus.same("digit_distance_nums", [1, 23], 4, 1, 0) and not evalplus.same("digit_distance_nums", [1, 23], 5, 1, 0)
+    assert [evalplus.same("digit_distance_nums", [1, 23], output, 1, 0) for output in (4, 5)] == [True, False]
 
 
 def test_plus_runs_all_inputs_in_one_process_and_keeps_the_reference(cache):

@@ -68,9 +68,10 @@ def test_files(kind, tmp_path):
                 print("reached")
             except OSError:
                 pass
-        for path in {str(keep)!r}, {__file__!r}, {sandbox.__file__!r}, "/etc/passwd", "/root/x", "/proc/1/environ", "/proc/1/mem":
+        ours = {[str(keep), __file__, sandbox.__file__]!r}
+        for path in ours + ["/etc/passwd", "/root/x", "/proc/1/environ", "/proc/1/mem"]:
             attempt(lambda: open(path).read())
-        for path in {str(keep)!r}, {str(tmp_path / 'new')!r}, "/new", "/usr/new", "/dev/new", "/var/tmp/new", os.__file__:
+        for path in ours + [{str(tmp_path / 'new')!r}, "/new", "/usr/new", "/dev/new", "/var/tmp/new", os.__file__]:
             attempt(lambda: open(path, "w"))
         for action in os.remove, os.chmod, os.truncate:
             attempt(lambda: action({str(keep)!r}, *[0] * (action is not os.remove)))
@@ -82,7 +83,8 @@ def test_files(kind, tmp_path):
     assert set(Path(tempfile.gettempdir()).glob("sandbox-*")) <= before
     assert keep.read_text() == "keep me" and os.listdir(tmp_path) == ["keep.txt"]
     assert run("import os\nos.makedirs('a/b')\nopen('a/b/c', 'w')\nos.chmod('a/b', 0)\nos.chmod('a', 0)").kind == "ok"
-    assert run("import os; print(sorted(os.listdir('.')))").stdout == "['.stdin', 'Solution.py']\n"  # a fresh directory for each test
+    fresh = run("import os; print(sorted(os.listdir('.')))")
+    assert fresh.stdout == "['.stdin', 'Solution.py']\n"
 
 
 def test_network(kind):
@@ -108,12 +110,15 @@ def test_network(kind):
 
 def test_other_processes(kind):
     victim = subprocess.Popen(["sleep", "60"])
+    sandbox.start()
+    helper = sandbox.process.pid
     try:
         outcome = run(f"""
             import ctypes, os, signal
             libc = ctypes.CDLL(None, use_errno=True)
-            for pid in {victim.pid}, {sandbox.process and sandbox.process.pid or 0} or {victim.pid}, {os.getpid()}, os.getppid() or 1:
-                for attempt in (lambda: os.kill(pid, 9) if pid != os.getpid() else 1 / 0, lambda: os.kill(pid, 0) if pid != os.getpid() else 1 / 0,
+            others = {{{victim.pid}, {os.getpid()}, {helper}, os.getppid() or {victim.pid}}} - {{os.getpid()}}
+            for pid in others:
+                for attempt in (lambda: os.kill(pid, 9), lambda: os.kill(pid, 0),
                                 lambda: 1 / 0 if libc.ptrace(16, pid, 0, 0) else None):
                     try:
                         attempt()
@@ -159,7 +164,8 @@ def test_no_rights(kind):
         import ctypes, os
         libc = ctypes.CDLL(None, use_errno=True)
         print([libc.unshare(0x10000000), libc.unshare(0x20000), libc.mount(b"none", b"/tmp", b"tmpfs", 0, None),
-               libc.setuid(0), libc.chroot(b"."), libc.ptrace(0, 0, 0, 0), libc.syscall(319, b"m", 0), libc.prctl(23, 21, 0, 0, 0)])
+               libc.setuid(0), libc.chroot(b"."), libc.ptrace(0, 0, 0, 0), libc.syscall(319, b"m", 0),
+               libc.prctl(23, 21, 0, 0, 0)])
         """).stdout in ("[-1, -1, -1, -1, -1, -1, -1, 0]\n", "[-1, -1, -1, -1, -1, -1, -1, 1]\n")
     assert run("import os; print(os.getuid() != 0)").stdout == "True\n" or os.getuid() != 0
 
@@ -168,7 +174,8 @@ def test_results_cannot_be_forged(kind):
     forge = """
         import json, os, sys
         for fd in range(3, 64):
-            for text in '{"passed": true}', 'True', '1', 'ok', '{"value": 3}', '{"value": {"set": [[]]}}', '{"error": 3}', '[' * 9999:
+            for text in ('{"passed": true}', 'True', '1', 'ok', '{"value": 3}', '{"value": {"set": [[]]}}',
+                         '{"error": 3}', '[' * 9999):
                 try:
                     os.write(fd, text.encode() + b"\\n")
                 except OSError:
@@ -183,21 +190,25 @@ def test_results_cannot_be_forged(kind):
         os._exit(0)
         """
     assert run(forge.replace("BODY", "'x'")).stdout == ""
-    for body in "'x'", "'[' * 99999", "'{\"value\": {\"set\": [[]]}}'", "'{\"value\": {\"int\": 3, \"a\": 4}}'", "'{\"value\": {\"Decimal\": \"x\"}}'", "'7'", \
-            "'{\"value\": {\"set\": [' + ','.join('{\"int\": \"%x\"}' % (i * ((1 << 61) - 1)) for i in range(5000)) + ']}}'":
-        outcomes, = sandbox.run_modules(textwrap.dedent(forge).replace("BODY", body), [[{"eval": "3", "names": {}}]], 5)
+    collide = ",".join('{"int": "%x"}' % (i * ((1 << 61) - 1)) for i in range(5000))
+    for body in ("x", "[" * 99999, '{"value": {"set": [[]]}}', '{"value": {"int": 3, "a": 4}}', "7",
+                 '{"value": {"Decimal": ["x"]}}', '{"value": {"set": [' + collide + "]}}"):
+        program = textwrap.dedent(forge).replace("BODY", repr(body))
+        outcomes, = sandbox.run_modules(program, [[{"eval": "3", "names": {}}]], 5)
         assert outcomes[-1].kind == "error", (body, outcomes)
 
 
-# ---- Limits ----------------------------------------------------------------------------------------------------------------
+# ---- Limits ---------------------------------------------------------------------------------------------------------
 
 
 def test_memory_processes_output_disk_files(kind):
     assert "MemoryError" in run("x = [b'x' * 10**7 for _ in range(40)]", memory=200 << 20).error
     assert run("x = bytearray(150 << 20)\nprint(len(x))", memory=300 << 20).kind == "ok"
-    bomb = run("import os, time\nfor _ in range(300):\n    if os.fork() == 0:\n        time.sleep(20)\n        os._exit(0)")
+    bomb = run("import os, time\nfor _ in range(300):\n    if os.fork() == 0:\n        time.sleep(20)\n"
+               "        os._exit(0)")
     assert "BlockingIOError" in bomb.error
-    both = run("import os\nfor _ in range(7):\n    if os.fork() == 0: break\nx = bytearray(90 << 20)\nimport time; time.sleep(3)", memory=128 << 20)
+    both = run("import os\nfor _ in range(7):\n    if os.fork() == 0: break\nx = bytearray(90 << 20)\n"
+               "import time; time.sleep(3)", memory=128 << 20)
     assert both.error == "MemoryError"
     endless = run("while True: print('a' * 100000)")
     assert "File too large" in endless.error and len(endless.stdout) == jail.OUTPUT_BYTES
@@ -223,14 +234,17 @@ def test_time(kind):
     assert run("import time; time.sleep(60)", seconds=0.1).kind == "timeout"
     assert run("import time; time.sleep(0.2); print(1)", seconds=0.1).kind == "ok"
     assert run("import os, time\nif os.fork():\n    time.sleep(60)\nwhile True: pass", seconds=0.1).kind == "timeout"
-    assert run("import signal, time\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n    except OSError: pass\ntime.sleep(60)", seconds=0.1).kind == "timeout"
+    assert run("import signal, time\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+               "    except OSError: pass\ntime.sleep(60)", seconds=0.1).kind == "timeout"
     assert run("", seconds=1).kind == "ok"
 
 
 def test_a_loaded_machine_fails_no_right_program(kind):
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6 * len(os.sched_getaffinity(0)))]
+    burn = [sys.executable, "-c", "while True: pass"]
+    burners = [subprocess.Popen(burn) for _ in range(6 * len(os.sched_getaffinity(0)))]
     try:
-        outcome = run("import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\nprint(1)", seconds=1)
+        outcome = run("import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\nprint(1)",
+                      seconds=1)
     finally:
         for burner in burners:
             burner.kill()
@@ -239,7 +253,8 @@ def test_a_loaded_machine_fails_no_right_program(kind):
 
 
 def test_each_step_has_its_own_clock(kind):
-    busy = "import time\ndef f(s):\n    end = time.process_time() + s\n    while time.process_time() < end: pass\n    return s"
+    busy = ("import time\ndef f(s):\n    end = time.process_time() + s\n"
+            "    while time.process_time() < end: pass\n    return s")
     steps = [{"call": "f", "args": [s]} for s in (0.3, 0.3, 0.3, 9.0, 0.0)]
     outcomes, = sandbox.run_modules(busy, [steps], 0.6)
     assert [outcome.kind for outcome in outcomes] == ["ok"] * 4 + ["timeout"] and outcomes[3].value == 0.3
@@ -248,18 +263,22 @@ def test_each_step_has_its_own_clock(kind):
 
 
 def test_values_come_back_as_they_are(kind):
-    text = "[None, True, 1, -2**70, 1.5, float('inf'), 'é\\n', (1, [2]), {1, 2}, frozenset({3}), {(1,): {'a': b'b'}}, 1+2j]"
+    text = ("[None, True, 1, -2**70, 1.5, float('inf'), 'é\\n', (1, [2]), {1, 2}, frozenset({3}), {(1,): {'a': b'b'}}, "
+            "1+2j]")
     assert value(text) == eval(text)
-    assert [type(item) for item in value("[E(1), L([2]), D(a=3)]", "class E(int): pass\nclass L(list): pass\nclass D(dict): pass")] == [int, list, dict]
+    own = value("[E(1), L([2]), D(a=3)]", "class E(int): pass\nclass L(list): pass\nclass D(dict): pass")
+    assert [type(item) for item in own] == [int, list, dict]
     assert list(value("map(str, [1, 2])")) == ["1", "2"] and value("__import__('decimal').Decimal('0.1')") * 10 == 1
-    assert value("__import__('fractions').Fraction(1, 3)") * 3 == 1 and repr(value("int")) == "<class 'int'>" and value("int") != int
+    assert value("__import__('fractions').Fraction(1, 3)") * 3 == 1
+    assert repr(value("int")) == "<class 'int'>" and value("int") != int
     outcome = sandbox.run_modules("a = []\na.append(a)", [[{"eval": "a", "names": {}}]], 5)
     assert "nested too deeply" in next(outcome)[-1].error
     pytest.importorskip("numpy")
-    assert value("np.float64(0.5)", "import numpy as np") == 0.5 and value("np.arange(3)", "import numpy as np").items == [0, 1, 2]
+    assert value("np.float64(0.5)", "import numpy as np") == 0.5
+    assert value("np.arange(3)", "import numpy as np").items == [0, 1, 2]
 
 
-# ---- The helper ------------------------------------------------------------------------------------------------------------
+# ---- The helper -----------------------------------------------------------------------------------------------------
 
 
 def test_the_rest_is_dropped_with_the_iterator(kind):
@@ -283,7 +302,8 @@ def test_a_helper_that_dies_is_replaced(kind):
 def test_everything_dies_with_us(kind, tmp_path):
     script = tmp_path / "parent.py"
     refuse = "spawn = sandbox.spawn\nsandbox.spawn = lambda n: 'refused' if n else spawn(False)\n" * (kind == "plain")
-    script.write_text(f"import sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})\nimport sandbox\n{refuse}"
+    script.write_text(f"import sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})\nimport sandbox\n"
+                      f"{refuse}"
                       "list(sandbox.run_scripts('import os\\nif os.fork() == 0: os.setsid()\\n"
                       "os.execvp(\"sleep\", [\"sleep\", \"62.3\"])', [''], 30))")
     parent = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
