@@ -39,7 +39,7 @@ def cell(value):
         return f"{value:,}" if isinstance(value, int) else value
     if abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:#.2g}"
 
 
 def percent(share):
@@ -169,7 +169,7 @@ def all_tables(groups):
     """
     independent = [group for group in groups if group.method.startswith("random")]
     leaf = [group for group in groups if group not in independent]
-    tables = [(result_table(groups), paper.EXPLORATION), *((curve_table(group), {}) for group in groups),
+    tables = [(result_table(groups), paper.EXPLORATION),
               *((repeat_table(group), paper.REPEATS) for group in independent)]
     if len(groups) == 2:
         if len(groups[0].seeds) != len(groups[1].seeds) or set(groups[0].seeds[0]) != set(groups[1].seeds[0]):
@@ -186,7 +186,7 @@ def all_tables(groups):
             tables.append((paired_table(*leaf), paper.PAIRED.get((leaf[0].method, leaf[1].method), {})))
         elif len(leaf) == 1:
             tables.append((pooled_table(leaf[0], independent[0]), paper.POOLED.get(leaf[0].method, {})))
-    return tables
+    return [*tables, *((curve_table(group), {}) for group in groups)]
 
 
 def speed_table(ours, theirs):

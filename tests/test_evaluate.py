@@ -169,7 +169,7 @@ def test_ablations_and_training_sets_have_their_own_names(tmp_path):
 def test_comparison_with_random_sampling(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R"})])
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
-    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[3:])
+    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[1:5])
     cell = {"model": paper.QWEN, "bench": "math500"}
     assert repeats == [cell | {"wrong answers": 7, "repeats (%)": pytest.approx(300 / 7)}]
     # LEAF's pass rates 0, 1/2, 1, 1 reach random sampling's last 1/2 at call 2; 4 / 2
@@ -185,7 +185,7 @@ def test_comparison_with_random_sampling(tmp_path):
 def test_where_no_answer_is_wrong_nothing_repeats(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "R R"})])
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "R R"}, method="random")])
-    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[3:])
+    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[1:5])
     cell = {"model": paper.QWEN, "bench": "math500"}
     assert repeats == [cell | {"wrong answers": 0, "repeats (%)": None}]
     assert pooled == [cell | {"steps after a wrong answer": 0, "repeats (%)": None, "base (%)": None, "ratio": None}]
