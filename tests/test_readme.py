@@ -31,3 +31,12 @@ def test_every_flag_of_a_command_is_there(script, capsys):
     assert commands
     for command in commands:
         assert set(re.findall(r"--[a-z-]+", command)) <= flags, command
+
+
+def test_every_command_that_needs_no_gpu_is_run_as_it_is_written():
+    """By .ci/run: the commands of the sections for a laptop, their comments apart."""
+    ci = (ROOT / ".ci" / "run").read_text().splitlines()
+    sections = README.split("\n## ")
+    commands = [line.partition("  #")[0].strip() for section in sections if "H200" not in section and "paper's tables" not in section
+                for block in re.findall(r"```sh\n(.*?)```", section, re.S) for line in block.splitlines()]
+    assert len(commands) >= 6 and not [command for command in commands if command not in ci]
