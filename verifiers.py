@@ -252,7 +252,7 @@ JUDGE_OMISSION = "\n\n[... middle of the response omitted ...]\n\n"
 def judge_messages(problem, response):
     """-> messages for the judge; it reads what follows the last </think> unless that is empty; a long middle is cut."""
     after = response.rpartition("</think>")[2]
-    text = after if after.strip() else response
+    text = (after if after.strip() else response).replace("<|", "< |")  # no <|im_end|> that ends the prompt's turn
     if len(text) > JUDGE_WINDOW:
         text = text[:JUDGE_HEAD] + JUDGE_OMISSION + text[-JUDGE_TAIL:]
     return prompts.judge(problem, text)
