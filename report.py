@@ -285,8 +285,15 @@ def draw(path, groups):
         length, accuracy = ([c[name][-1] for c in ends] for name in ("length", "accuracy"))
         panels[len(names)].plot(length, [100 * a for a in accuracy], linestyle="", **style)
     panels[len(names)].set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
+    panels[len(names)].locator_params(axis="x", nbins=4)
     for panel in panels:
         panel.grid(alpha=0.3)
+        panel.tick_params(labelsize="small")
+        if panel.get_xscale() == "log":  # matplotlib's own labels overlap where the axis is about a decade long
+            low, high = panel.get_xlim()
+            panel.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
+            panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+            panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     panels[len(names)].margins(0.15)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(groups))
     if len(groups[0].seeds) > 1:
