@@ -328,6 +328,11 @@ def add_arguments(parser, lr):
                         help="recompute every Nth layer in the backward pass, 0: none (default: as few as fit)")
 
 
+def check_temperature(settings):
+    if settings.temperature == 0:
+        raise data.BadInput("--temperature 0 leaves no distribution to distill: give one above 0.")
+
+
 def default_tau(bench):
     """The cap of section 3.1: on MATH alone."""
     return 1e-3 if bench == "math500" else math.inf
@@ -369,8 +374,7 @@ def prepare(args):
         raise data.BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and "
                             "--data-parallel.")
     settings = engine.settings(args, first["bench"], gpu_memory=0.4)
-    if settings.temperature == 0:
-        raise data.BadInput("--temperature 0 leaves no distribution to distill: give one above 0.")
+    check_temperature(settings)
     rollouts = []
     if args.traces != "success":
         rollouts = data.read_jsonl(os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl"), torn_ok=True)

@@ -81,7 +81,7 @@ async def explore_step(run, problem, t, rounds):
     elif not rounds:                                                                     # line 5: restart
         draft = await sample(run, problem, t, opening(run.args, family, problem), "draft")            # line 6
         summary = await summarize(run, problem, t, opening(run.args, family, problem), draft.text, len(draft.token_ids))
-        response = summary.text if summary else tail(run, problem, draft) or draft.text
+        response = summary.text if summary else shown({"response": draft.text, "tail": tail(run, problem, draft)})
         context = prompts.restart(problem, family, response)                             # line 7
     elif shape == "no-response":
         context = prompts.carry_without_response(problem, family, rounds[-1]["reward"], rounds[-1]["feedback"])
@@ -135,7 +135,7 @@ def opening(args, family, problem):
 
 def asked(args, messages):
     """`messages`; with --compress block, each user turn asks for a summary block."""
-    return prompts.ask_for_block(messages) if args.compress == "block" else messages
+    return prompts.ask_for_block(messages, args.tail // 4) if args.compress == "block" else messages
 
 
 def tail(run, problem, sample):
@@ -212,12 +212,14 @@ async def step_by_step(run, problems, cut, admitted):
     for steps in cut:
         for t in steps:
             # what came before t in its segment is done: these add step t alone
-            await together([admitted(problem, range(steps.start, t + 1)) for problem in problems])
+            await together([admitted(problem, range(steps.start, t + 1)) for problem in problems
+                            if t == steps.start or (problem.id, t - 1) in run.done])
             number, rest = divmod(t, run.args.update_every)
             if rest == 0 and number > run.trainer.done:
-                found = {}  # C+ so far
+                found = {}  # C+ after step t; a run that goes on may have later steps already
                 for line in cplus_lines(run.args, run.settings, problems, run.done):
-                    found.setdefault(line["problem"], []).append(line)
+                    if line["step"] <= t:
+                        found.setdefault(line["problem"], []).append(line)
                 if found:  # all of them, once each
                     await distill.train_step(run.trainer, number, [(problem, 0) for problem in found], found,
                                              distill.teacher_contexts(found, "success", []))
@@ -273,10 +275,12 @@ def start_trainer(run, problems):
     folder = os.path.join(run.args.out, "updates")
     adapters, names = os.path.join(folder, "adapter"), ("distill.jsonl", "samples.jsonl")
     os.makedirs(folder, exist_ok=True)
-    done = training.newest_step(adapters)
-    if done * run.args.update_every > max((step for _, step in run.done), default=0):
-        raise data.BadInput(f"{adapters} holds an update after more steps than rollouts.jsonl has: one of them is of "
+    done, steps = training.newest_step(adapters), max((step for _, step in run.done), default=0)
+    if not max((r["updates"] for r in run.done.values()), default=0) <= done <= steps // run.args.update_every:
+        raise data.BadInput(f"{adapters} holds update {done}, which is not that of rollouts.jsonl: one of them is of "
                             "another run; name another folder with --out.")
+    if done:
+        training.publish(adapters, done)  # a crash may have come before that
     openings = [opening(run.args, run.settings.family, p) for p in problems]
     journals = [distill.drop_unfinished(os.path.join(folder, name), done) for name in names]
     return distill.start_trainer(run.args, run.settings, run.engine, openings, adapters, done, journals)
@@ -344,6 +348,8 @@ def check(args, parser):
         raise data.BadInput("--compress and --memory are two ablations of one thing, the memory: give one of them.")
     if args.method == "random" and (args.compress != "tail" or args.memory != "leaf" or args.update_every):
         raise data.BadInput("--memory, --compress and --update-every change LEAF: leave out --method random.")
+    if args.compress not in ("tail", "none") and args.tail < 4:
+        raise data.BadInput(f"--compress {args.compress} shows a half or a quarter of --tail tokens: give 4 or more.")
     changed = [f"--{n.replace('_', '-')}" for n in ("lr", "tau", "divergence", "micro_tokens", "grad_checkpoint_every")
                if getattr(args, n) != parser.get_default(n)]
     if changed and not args.update_every:
@@ -385,6 +391,8 @@ def main(argv=None):
     args.gpu_hours = args.gpu_hours or (None if args.split == "train" else 5.0)
     args.traces, args.tau = "success", distill.default_tau(args.bench) if args.tau is None else args.tau
     settings = engine.settings(args, args.bench, gpu_memory=0.4 if args.update_every else 0.9)
+    if args.update_every:
+        distill.check_temperature(settings)
     problems = data.load(args.bench, args.split, args.data, args.limit)
     with runs.hold(args.out):
         records, journal = begin(args, settings, problems)

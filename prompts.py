@@ -127,8 +127,8 @@ SUMMARIZE = (
     "Summarize your answer above in at most {tokens} tokens, so that you can revise it later without seeing it. Keep "
     "the approach, the intermediate results that matter, and the complete final answer.")
 BLOCK = (
-    "After your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: the "
-    "approach, the intermediate results that matter, and what you are unsure of.")
+    "After your complete answer, end with a summary of it between <summary> and </summary>, in at most {tokens} tokens: "
+    "the approach, the intermediate results that matter, and what you are unsure of.")
 
 
 def fill(template, **fields):
@@ -208,9 +208,10 @@ def restart(problem, family, draft):
     return opening(problem, family) + [assistant(draft), user(BLIND[problem.verifier])]
 
 
-def ask_for_block(messages):
-    """-> messages whose user turns ask for a summary block ("summary block", App. G.2)."""
-    return [user(m["content"] + "\n\n" + BLOCK) if m["role"] == "user" else m for m in messages]
+def ask_for_block(messages, tokens):
+    """-> messages whose user turns ask for a summary block of at most `tokens` ("summary block", App. G.2)."""
+    ask = "\n\n" + fill(BLOCK, tokens=str(tokens))
+    return [user(m["content"] + ask) if m["role"] == "user" else m for m in messages]
 
 
 def judge(problem, response):

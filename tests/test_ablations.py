@@ -1,5 +1,6 @@
 """The compressions of Table 24 and the interleaved updates of App. G.3, on a scripted engine."""
 import os
+import shutil
 
 import pytest
 
@@ -26,6 +27,8 @@ def numbers(problem, step, kind):
 
 SUMMARIZE = ("Summarize your answer above in at most 6 tokens, so that you can revise it later without seeing it. Keep the approach, "
              "the intermediate results that matter, and the complete final answer.")
+ASK = ("After your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: the approach, the "
+       "intermediate results that matter, and what you are unsure of.")
 SHOWN = {  # L = 12: what calls 2, 5, 6 and 7 show of steps 1 and 4, of the draft, and of step 6
     "none": ["1 01234567 \\boxed{9}", "4 01234567 \\boxed{9}", "draft 6 0123456789AB", "6 01234567 \\boxed{9}"],
     "head-tail": ["1 0123\n...\nxed{9}", "4 0123\n...\nxed{9}", "draft \n...\n6789AB", "6 0123\n...\nxed{9}"],
@@ -89,7 +92,7 @@ def test_a_block_is_asked_for_in_every_turn(monkeypatch, tmp_path):
     def script(problem, step, kind):
         return f"\\boxed{{{1 if step == 2 else 9}}}\n<summary>{kind} {step}</summary>"
     def ask(text):
-        return user(text + "\n\n" + prompts.BLOCK)
+        return user(text + "\n\n" + ASK)
     def block(text, box):
         return assistant(f"<summary>\n{text}\n</summary>\n\n\\boxed{{{box}}}")
     scripted, records, kept = run(monkeypatch, tmp_path, script, "--compress", "block", n=1)
@@ -118,6 +121,7 @@ def test_each_compression_is_resumed(monkeypatch, tmp_path, how, fail_at):
     (["--compress", "none", "--memory", "last3"], "two ablations of one thing"),
     (["--method", "random", "--compress", "none"], "leave out --method random"),
     (["--method", "random", "--update-every", "1"], "leave out --method random"),
+    (["--compress", "summary", "--tail", "3"], "give 4 or more"), (["--compress", "head-tail", "--tail", "1"], "give 4 or more"),
     (["--lr", "1e-4"], "--lr is for updates between the steps"), (["--grad-checkpoint-every", "0"], "--grad-checkpoint-every is")])
 def test_flags_that_do_not_go_together(monkeypatch, tmp_path, flags, sentence):
     with pytest.raises(data.BadInput, match=sentence):
@@ -191,15 +195,18 @@ def test_updates_between_the_steps(monkeypatch, tmp_path, toy_model):
     assert [line["step"] for line in data.read_jsonl(str(folder / "updates" / "distill.jsonl"))] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("fail_at", [5, 9, 18, 20])
-def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, fail_at):
-    """Stopped within steps and (18) within an update: the same records, samples and adapter; a larger --calls goes on."""
+@pytest.mark.parametrize("every,fail_at", [(2, 5), (2, 9), (2, 18), (2, 20), (1, 10)])
+def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, every, fail_at):
+    """Stopped within steps and (18) within an update: the same records, samples and adapter; a larger --calls goes on.
+
+    With N = 1, step 1 is right nowhere: its update is left out, also when the run goes on with step 2 there already.
+    """
     import torch
     from safetensors.torch import load_file
-    interleaved(monkeypatch, tmp_path / "whole", toy_model, "--update-every", 2)
+    interleaved(monkeypatch, tmp_path / "whole", toy_model, "--update-every", every)
     with pytest.raises(SystemExit):
-        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 2, calls=5, fail_at=fail_at)
-    interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 2)
+        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every, calls=5, fail_at=fail_at)
+    interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every)
     for name in ("rollouts.jsonl", "updates/samples.jsonl"):
         pair = [data.read_jsonl(str(tmp_path / out / name)) for out in ("whole", "out")]
         if name == "rollouts.jsonl":
@@ -207,10 +214,27 @@ def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, fail_at):
         assert pair[0] == pair[1]
     weights = [load_file(str(tmp_path / out / "updates" / "adapter" / "adapter_model.safetensors")) for out in ("whole", "out")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    with pytest.raises(data.BadInput, match="update_every = 2, not 1"):
-        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 1)
+    with pytest.raises(data.BadInput, match=f"update_every = {every}, not 3"):
+        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 3)
     with pytest.raises(data.BadInput, match="limit = None, not 1"):
-        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 2, "--limit", 1)
+        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every, "--limit", 1)
     os.remove(tmp_path / "out" / "rollouts.jsonl")
-    with pytest.raises(data.BadInput, match="an update after more steps than rollouts.jsonl has"):
-        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 2)
+    with pytest.raises(data.BadInput, match="which is not that of rollouts.jsonl"):
+        interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every)
+
+
+def test_the_newest_adapter_is_published_again(monkeypatch, tmp_path, toy_model):
+    """A crash between the last checkpoint and its copy: the same command makes the copy. Without checkpoints: refused."""
+    interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
+    adapters = tmp_path / "updates" / "adapter"
+    (adapters / "adapter_model.safetensors").write_bytes((adapters / "step_2" / "adapter_model.safetensors").read_bytes())
+    interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
+    assert (adapters / "adapter_model.safetensors").read_bytes() == (adapters / "step_3" / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(adapters)
+    with pytest.raises(data.BadInput, match="holds update 0, which is not that of rollouts.jsonl"):
+        interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
+
+
+def test_updates_need_a_temperature(monkeypatch, tmp_path, toy_model):
+    with pytest.raises(data.BadInput, match="--temperature 0 leaves no distribution"):
+        interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2, "--temperature", 0)
