@@ -203,8 +203,8 @@ async def explore(run, problems):
     else:
         work = [admitted(problem, steps) for steps in cut for problem in problems
                 if any((problem.id, t) not in run.done for t in steps)]
-    cap = run.args.gpu_hours * 3600 / run.engine.gpus - elapsed(run) if run.args.gpu_hours else None
-    return await together(work, cap and max(cap, 0))
+    cap = run.args.gpu_hours and max(0, run.args.gpu_hours * 3600 / run.engine.gpus - elapsed(run))
+    return await together(work, cap)
 
 
 async def step_by_step(run, problems, cut, admitted):
@@ -378,7 +378,7 @@ def main(argv=None):
                         help="L, tokens of a longer response that the memory keeps")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
     parser.add_argument("--limit", type=engine.positive_int, help="only the first N problems")
-    parser.add_argument("--gpu-hours", type=float, help="stop after so many (default: 5; train: no cap)")
+    parser.add_argument("--gpu-hours", type=distill.finite, help="stop after so many (default: 5; train: no cap)")
     parser.add_argument("--out", default="out", help="folder of the run")
     engine.add_arguments(parser)
     group = parser.add_argument_group("updates between the steps (App. G.3)")
@@ -439,7 +439,7 @@ def finish(run, problems, kept, capped):
     if run.failed:
         raise data.BadInput(
             f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (named "
-            "above): use a longer window or a smaller --tail; the same command goes on with them.")
+            "above), and lack calls: use a longer window or a smaller --tail, in another --out.")
 
 
 if __name__ == "__main__":

@@ -235,6 +235,25 @@ def test_the_newest_adapter_is_published_again(monkeypatch, tmp_path, toy_model)
         interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
 
 
+def test_a_segment_that_cannot_go_on_is_left(monkeypatch, tmp_path, toy_model):
+    """p0's first context is too long: its draft is sampled once, not at each of the segment's steps; call 6 is a restart."""
+    plain, drafts = ScriptedExplorer.sample, []
+
+    async def sample(self, prompt_token_ids, *, seed, **options):
+        problem, step, kind = self.names.get(seed, (None, None, "student"))
+        if problem and (problem.id, step, kind) == ("p0", 1, "answer"):
+            raise engine.ContextTooLong("its context is too long")
+        if problem and problem.id == "p0" and kind == "draft":
+            drafts.append(step)
+        return await plain(self, prompt_token_ids, seed=seed, **options)
+    monkeypatch.setattr(ScriptedExplorer, "sample", sample)
+    with pytest.raises(data.BadInput, match="1 of 3 problems have contexts longer than the model's window"):
+        interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
+    assert drafts == [1, 6]
+    records = data.read_jsonl(str(tmp_path / "rollouts.jsonl"))
+    assert [r["step"] for r in records if r["problem"] == "p0"] == [6] and len(records) == 13
+
+
 def test_updates_need_a_temperature(monkeypatch, tmp_path, toy_model):
     with pytest.raises(data.BadInput, match="--temperature 0 leaves no distribution"):
         interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2, "--temperature", 0)
