@@ -254,8 +254,8 @@ def verdict(problem, response, truncated):
             correct = correct and evalplus.passes(problem, program)
     else:
         failed = []
-        results = zip(public, run_tests(problem, program, public))
-        for number, ((given, expected), (right, outcome)) in enumerate(results, 1):
+        for number, ((given, expected), (right, outcome)) in enumerate(
+                zip(public, run_tests(problem, program, public)), 1):  # a name for the iterator would hold its slot
             if not right:  # keep what may be shown: outputs may be large
                 output = outcome.stdout.strip()
                 kept = replace(outcome, stdout=shown(output), value=None)

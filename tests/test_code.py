@@ -197,7 +197,8 @@ def test_functions_methods_and_names_without_imports():
     tests = dict(public=[["[1, 2]", "3"]], private=[["[5]", "5"]], kind="functional", name="total")
     assert verdict("def total(xs: List[int]) -> int:\n    return reduce(lambda a, b: a + b, xs)", **tests).correct == 1
     stateful = ("class Solution:\n    seen = []\n    def __init__(self):\n        self.n = 0\n"
-                "    def total(self, xs):\n        print('noise')\n        self.n += sum(xs)\n        self.seen.append(1)\n"
+                "    def total(self, xs):\n        print('noise')\n        self.n += sum(xs)\n"
+                "        self.seen.append(1)\n"
                 "        assert len(self.seen) == 1\n        return self.n")
     assert verdict(stateful, **tests).correct == 1  # a fresh process and instance per test
     assert verdict("def total(xs):\n    return sum(xs)\nif __name__ == '__main__':\n    input()", **tests).correct == 1
@@ -437,6 +438,27 @@ def test_asserts_call_a_program_so_often(monkeypatch):
     assert verdict(program, ["assert all(f(x) == x for x in range(9))"], kind="assert").correct == 1
     assert "RuntimeError: more than 9 calls in one assert" in asserts_feedback(
         program, ["assert all(f(x) == x for x in range(10))"])
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_an_answer_holds_one_slot_at_a_time(monkeypatch, stop):
+    class Slot:
+        taken = False
+
+        def __enter__(self):
+            assert not self.taken
+            self.taken = True
+
+        def __exit__(self, *error):
+            self.taken = False
+
+    monkeypatch.setattr(sandbox, "slots", Slot())
+    given = problem(ADD_TESTS, ADD_TESTS)
+    given.tests["stop_at_first_failure"] = stop
+    assert programs.verdict(given, f"```\n{ADD}\n```", False)[:2] == (1, 1)
+    assert programs.verdict(given, "```\nprint(0)\n```", False)[:2] == (0, 0) and not sandbox.slots.taken
+    given = problem(ASSERTS, ASSERTS, kind="assert")
+    assert programs.verdict(given, "```\ndef add(a, b): return a + b\n```", False)[:2] == (1, 1)
 
 
 def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
