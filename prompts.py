@@ -127,8 +127,8 @@ SUMMARIZE = (
     "Summarize your answer above in at most {tokens} tokens, so that you can revise it later without seeing it. Keep "
     "the approach, the intermediate results that matter, and the complete final answer.")
 BLOCK = (
-    "After your complete answer, end with a summary of it between <summary> and </summary>, in at most {tokens} tokens: "
-    "the approach, the intermediate results that matter, and what you are unsure of.")
+    "After your complete answer, end with a summary of it between <summary> and </summary>, in at most {tokens} "
+    "tokens: the approach, the intermediate results that matter, and what you are unsure of.")
 
 
 def fill(template, **fields):

@@ -27,8 +27,8 @@ def numbers(problem, step, kind):
 
 SUMMARIZE = ("Summarize your answer above in at most 6 tokens, so that you can revise it later without seeing it. Keep the approach, "
              "the intermediate results that matter, and the complete final answer.")
-ASK = ("After your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: the approach, the "
-       "intermediate results that matter, and what you are unsure of.")
+ASK = ("After your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: the "
+       "approach, the intermediate results that matter, and what you are unsure of.")
 SHOWN = {  # L = 12: what calls 2, 5, 6 and 7 show of steps 1 and 4, of the draft, and of step 6
     "none": ["1 01234567 \\boxed{9}", "4 01234567 \\boxed{9}", "draft 6 0123456789AB", "6 01234567 \\boxed{9}"],
     "head-tail": ["1 0123\n...\nxed{9}", "4 0123\n...\nxed{9}", "draft \n...\n6789AB", "6 0123\n...\nxed{9}"],
@@ -121,7 +121,8 @@ def test_each_compression_is_resumed(monkeypatch, tmp_path, how, fail_at):
     (["--compress", "none", "--memory", "last3"], "two ablations of one thing"),
     (["--method", "random", "--compress", "none"], "leave out --method random"),
     (["--method", "random", "--update-every", "1"], "leave out --method random"),
-    (["--compress", "summary", "--tail", "3"], "give 4 or more"), (["--compress", "head-tail", "--tail", "1"], "give 4 or more"),
+    (["--compress", "summary", "--tail", "3"], "give 4 or more"),
+    (["--compress", "head-tail", "--tail", "1"], "give 4 or more"),
     (["--lr", "1e-4"], "--lr is for updates between the steps"), (["--grad-checkpoint-every", "0"], "--grad-checkpoint-every is")])
 def test_flags_that_do_not_go_together(monkeypatch, tmp_path, flags, sentence):
     with pytest.raises(data.BadInput, match=sentence):
@@ -224,19 +225,19 @@ def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, every, fail_at):
 
 
 def test_the_newest_adapter_is_published_again(monkeypatch, tmp_path, toy_model):
-    """A crash between the last checkpoint and its copy: the same command makes the copy. Without checkpoints: refused."""
+    """A crash between the last checkpoint and its copy: the same command makes it. Without checkpoints: refused."""
     interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
-    adapters = tmp_path / "updates" / "adapter"
-    (adapters / "adapter_model.safetensors").write_bytes((adapters / "step_2" / "adapter_model.safetensors").read_bytes())
+    adapters, file = tmp_path / "updates" / "adapter", "adapter_model.safetensors"
+    (adapters / file).write_bytes((adapters / "step_2" / file).read_bytes())
     interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
-    assert (adapters / "adapter_model.safetensors").read_bytes() == (adapters / "step_3" / "adapter_model.safetensors").read_bytes()
+    assert (adapters / file).read_bytes() == (adapters / "step_3" / file).read_bytes()
     shutil.rmtree(adapters)
     with pytest.raises(data.BadInput, match="holds update 0, which is not that of rollouts.jsonl"):
         interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
 
 
 def test_a_segment_that_cannot_go_on_is_left(monkeypatch, tmp_path, toy_model):
-    """p0's first context is too long: its draft is sampled once, not at each of the segment's steps; call 6 is a restart."""
+    """p0's first context is too long: its draft is sampled once, not at each step of the segment; 6 is a restart."""
     plain, drafts = ScriptedExplorer.sample, []
 
     async def sample(self, prompt_token_ids, *, seed, **options):
