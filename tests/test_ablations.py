@@ -27,8 +27,8 @@ def numbers(problem, step, kind):
 
 SUMMARIZE = ("Summarize your answer above in at most 6 tokens, so that you can revise it later without seeing it. Keep the approach, "
              "the intermediate results that matter, and the complete final answer.")
-ASK = ("After your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: the "
-       "approach, the intermediate results that matter, and what you are unsure of.")
+ASK = ("After your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: "
+       "the approach, the intermediate results that matter, and what you are unsure of.")
 SHOWN = {  # L = 12: what calls 2, 5, 6 and 7 show of steps 1 and 4, of the draft, and of step 6
     "none": ["1 01234567 \\boxed{9}", "4 01234567 \\boxed{9}", "draft 6 0123456789AB", "6 01234567 \\boxed{9}"],
     "head-tail": ["1 0123\n...\nxed{9}", "4 0123\n...\nxed{9}", "draft \n...\n6789AB", "6 0123\n...\nxed{9}"],
