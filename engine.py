@@ -390,7 +390,7 @@ def add_arguments(parser):
     group.add_argument("--max-tokens", type=positive_int, help="response limit in tokens (default: the model's, App. B.4)")
     group.add_argument("--temperature", type=float, help="default: the model's, App. B.4")
     group.add_argument("--top-p", type=float, help="default: the model's, App. B.4")
-    group.add_argument("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; distill: 0.4)")
+    group.add_argument("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; beside updates 0.4)")
     group.add_argument("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
     group.add_argument("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy of the model (vllm)")
     group.add_argument("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")
@@ -423,7 +423,7 @@ def settings(args, bench, gpu_memory=0.9):
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
         max_tokens=args.max_tokens or limit, gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
         tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel)
-    if resolved.temperature < 0 or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
+    if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
     return resolved
 

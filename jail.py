@@ -313,7 +313,10 @@ def make_scratch(request, config):
 
 def drop_scratch(scratch, config):
     if config["namespaces"]:
-        return call("umount2", scratch, MNT_DETACH)
+        held = os.statvfs(scratch)
+        if (held.f_blocks - held.f_bfree) * held.f_frsize > 1 << 16 or held.f_files - held.f_ffree > 8:
+            call("umount2", scratch, MNT_DETACH)
+        return  # a small one stays below the next, out of reach, and goes with the answer's mounts: that is faster
     for folder, names, _ in os.walk(scratch):
         for name in names:
             if not os.path.islink(f"{folder}/{name}"):

@@ -244,7 +244,7 @@ def verdict(problem, response, truncated):
     tests, program = problem.tests, program_of(response)
     public, private, asserts = tests["public"], tests["private"], tests["type"] == "assert"
     if program is None:
-        return 0, 0, TRUNCATED if truncated else NO_PROGRAM if asserts else NO_BLOCK, None
+        return 0, 0, NO_PROGRAM if asserts else TRUNCATED if truncated else NO_BLOCK, None
     if asserts:
         loaded, *outcomes = run_asserts(problem, program, public)
         passed = bool(outcomes) and all(outcome.kind == "ok" for outcome in outcomes)

@@ -1,4 +1,5 @@
 """The verdict of a program: extraction, LiveCodeBench's comparison, every shape of feedback, asserts judged apart."""
+import os
 from pathlib import Path
 
 import pytest
@@ -320,6 +321,10 @@ def test_without_a_program():
         0, 0, "Truncated Attempt: Your previous response was too long and truncated because it reached the maximum "
               "response length. Try again with a shorter response.", None)
     assert verifiers.verify(given, f"```\n{ADD}\n```", truncated=True).correct == 1
+    asserted = problem(["assert add(1, 2) == 3"], kind="assert")
+    for cut in (False, True):
+        assert verifiers.verify(asserted, "```python\nadd =", truncated=cut).feedback == (
+            "No program was found in the answer: put it inside a ```python ... ``` block.")
 
 
 def test_the_training_set_stops_at_the_first_failure():
@@ -471,8 +476,8 @@ def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
 
 # ---- LiveCodeBench and MBPP+ ----------------------------------------------------------------------------------------
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-has_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data sets in ../shared/data")
+DATA = Path(os.environ.get("LEAF_DATA", "none"))
+has_data = pytest.mark.skipif(not DATA.is_dir(), reason="LEAF_DATA names no folder with the real files")
 READ = "import sys\nread = iter(sys.stdin.read().split()).__next__\nfor _ in range(int(read())):\n    "
 LCB = {  # right programs: scripts, and bodies of the method of the starter code
     "1873_A": READ + "print('YES' if sum(a != b for a, b in zip(read(), 'abc')) < 3 else 'NO')",
