@@ -249,7 +249,8 @@ def update_main(args):
     """--update: the cost of the policy update in a folder (App. E.5); with --internalization also Table 32."""
     distilled = curves.read_beside(os.path.join(args.update, ""), "distill.json")
     if not distilled:
-        raise data.BadInput(f"{args.update} holds no distill.json: name the --out folder of distill.py.")
+        raise data.BadInput(f"{args.update} holds no distill.json: name the --out folder of distill.py (what updates "
+                            "between the steps of an exploration cost is in its --rollouts tables).")
     cplus = distilled["settings"]["cplus"]
     steps = data.read_jsonl(os.path.join(args.update, "distill.jsonl"), torn_ok=True)
     run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), 1)

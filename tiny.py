@@ -276,7 +276,7 @@ def ablate(out, explored):
     level = curve(os.path.join(out, "random"))[1][-1]
     points = {}
     print(f"\n| 128 problems, 24 calls each | mean accuracy | pass@24 | calls to {level:.1%} | tokens to {level:.1%} "
-          "| tokens | GFLOPs |\n|---|---|---|---|---|---|---|")
+          "| tokens sampled and read | GFLOPs, updates included |\n|---|---|---|---|---|---|---|")
     for title, (folder, *_) in ABLATIONS.items():
         attempts, rates, tokens = curve(os.path.join(out, folder))
         # the baseline's cost is that of its last point, as in Table 14
