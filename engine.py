@@ -17,7 +17,7 @@ import itertools
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Before torch is loaded: threads that spin while they wait take the cores from the graders beside the engine.
 # Measured on two busy cores: 7,070 tokens/s against 460.
@@ -29,10 +29,12 @@ from transformers.utils import logging as transformers_logging
 
 from data import BadInput
 
-# App. B.4 and C.1 of the paper: prompt family, decoding, response limits, and N of the FLOPs formula.
+# App. B.4 and C.1 of the paper: prompt family, decoding, response limits (`lcb`: there), and N of the FLOPs formula.
 MODELS = {
-    "Qwen/Qwen3-8B": dict(family="qwen3", temperature=1.0, top_p=1.0, max_tokens=8192, lcb=8192, parameters=8.19e9),
-    "allenai/Olmo-3-7B-Instruct": dict(family="olmo3", temperature=0.6, top_p=0.95, max_tokens=8192, lcb=16384, parameters=7.30e9),
+    "Qwen/Qwen3-8B": dict(
+        family="qwen3", temperature=1.0, top_p=1.0, max_tokens=8192, lcb=8192, parameters=8.19e9),
+    "allenai/Olmo-3-7B-Instruct": dict(
+        family="olmo3", temperature=0.6, top_p=0.95, max_tokens=8192, lcb=16384, parameters=7.30e9),
 }
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
 transformers_logging.disable_progress_bar()  # of loading weights: a run has a bar of its own
@@ -89,28 +91,30 @@ class Engine:
     """The tokenizer, the chat template and the window, which both engines treat alike."""
 
     def __init__(self, settings):
-        self.settings, self.gpus = settings, settings.tensor_parallel * settings.data_parallel
+        self.settings = settings
+        self.gpus = settings.tensor_parallel * settings.data_parallel
         self.tokenizer = load(AutoTokenizer, settings.model)
         if not self.tokenizer.chat_template:
-            raise BadInput(f"{settings.model} has no chat template: use an instruct model, or save a chat_template with its tokenizer.")
-        self.window = settings.max_model_len or getattr(load(AutoConfig, settings.model), "max_position_embeddings", None)
+            raise BadInput(f"{settings.model} has no chat template: use an instruct model, or save a chat_template "
+                           "with its tokenizer.")
+        self.config = load(AutoConfig, settings.model)
+        self.window = settings.max_model_len or getattr(self.config, "max_position_embeddings", None)
         if self.window is None:
             raise BadInput(f"{settings.model} does not say how long its window is: say it with --max-model-len.")
         self.stop_ids = stop_token_ids(settings.model, self.tokenizer)
 
     def encode(self, messages):
-        """Token ids of a dialogue with the generation prompt; Qwen3 without thinking, Olmo's template ignores the
-        flag."""
+        """Token ids of a dialogue with the generation prompt; Olmo's template has no thinking to switch off."""
         return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, enable_thinking=False, tools=None, return_dict=False)
+            messages, add_generation_prompt=True, enable_thinking=False, return_dict=False)
 
     def room(self, prompt_token_ids, max_tokens):
-        """Tokens that a response may have: the limit, or what the window leaves (the response then counts as
-        truncated)."""
-        if len(prompt_token_ids) >= self.window:
-            raise ContextTooLong(f"its context of {len(prompt_token_ids)} tokens does not fit the model's window of {self.window}: "
+        """Tokens that a response may have: the limit, or what the window leaves. Errors: ContextTooLong."""
+        length = len(prompt_token_ids)
+        if length >= self.window:
+            raise ContextTooLong(f"its context of {length} tokens does not fit the model's window of {self.window}: "
                                  "use a model with a longer window, a smaller --tail or a larger --max-model-len.")
-        return min(max_tokens, self.window - len(prompt_token_ids))
+        return min(max_tokens, self.window - length)
 
 
 def load(auto_class, model, **kwargs):
@@ -118,9 +122,11 @@ def load(auto_class, model, **kwargs):
     try:
         return auto_class.from_pretrained(model, **kwargs)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        what = "is no folder with a checkpoint in it" if os.path.isdir(model) else "is neither a folder here nor a model that the Hub gave"
-        reason = str(error).strip().split("\n")[0]
-        raise BadInput(f"--model {model} {what} ({reason}): name a checkpoint folder, or a Hub id where the Hub can be reached.") from None
+        reason, what = str(error).strip().split("\n")[0], "is neither a folder here nor a model that the Hub gave"
+        if os.path.isdir(model):
+            what = "is no folder with a checkpoint in it"
+        raise BadInput(f"--model {model} {what} ({reason}): name a checkpoint folder, or a Hub id where the Hub can be "
+                       "reached.") from None
 
 
 def stop_token_ids(model, tokenizer):
@@ -130,7 +136,7 @@ def stop_token_ids(model, tokenizer):
     except OSError:  # a checkpoint need not have the file
         ids = None
     ids = ids if isinstance(ids, list) else [ids]
-    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+    return sorted({*ids, tokenizer.eos_token_id} - {None})
 
 
 def token_bytes(config, itemsize):
@@ -143,11 +149,13 @@ def check_adapter(adapter, model):
     """BadInput unless `adapter` is a PEFT folder that was trained on `model`."""
     path = os.path.join(adapter, "adapter_config.json")
     if not os.path.isfile(path):
-        raise BadInput(f"{adapter} holds no adapter_config.json: name the folder that distill.py wrote, such as out/adapter.")
+        raise BadInput(f"{adapter} holds no adapter_config.json: name the folder that distill.py wrote, such as "
+                       "out/adapter.")
     with open(path) as file:
         trained_on = json.load(file).get("base_model_name_or_path")
     if trained_on and os.path.realpath(trained_on) != os.path.realpath(model):
-        raise BadInput(f"the adapter {adapter} was trained on {trained_on}, not on {model}: name that model with --model.")
+        raise BadInput(f"the adapter {adapter} was trained on {trained_on}, not on {model}: name that model with "
+                       "--model.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -164,8 +172,8 @@ class Row:
     adapter: str | None
     uniforms: torch.Tensor         # [max_tokens] float64: the request's noise, from its seed alone
     future: asyncio.Future
-    token_ids: list
-    logprobs: list
+    token_ids: list = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
 
 
 class SlotCache:
@@ -177,15 +185,20 @@ class SlotCache:
 
     def __init__(self):
         self.keys, self.values = {}, {}    # layer -> [rows, heads, positions, head dim]
-        self.first, self.positions = 0, None
+
+    def begin(self, first, width, positions=None):
+        """Before a forward pass. positions [n]: of the one new token of each row; None for new rows (prefill)."""
+        self.first, self.width, self.positions = first, width, positions
 
     def update(self, keys, values, layer, *_, **__):
         """keys, values [n, heads, q, dim] of rows first..first+n-1; returns what they attend to."""
         n, q = keys.shape[0], keys.shape[2]
-        if layer not in self.keys or self.first + n > len(self.keys[layer]) or self.width > self.keys[layer].shape[2]:
-            self.keys[layer] = self._grown(self.keys.get(layer), keys, self.first + n)
-            self.values[layer] = self._grown(self.values.get(layer), values, self.first + n)
-        if self.positions is None:  # prefill: new rows, all positions; they attend to themselves only
+        if layer not in self.keys:
+            self.keys[layer], self.values[layer] = keys[:0, :, :0], values[:0, :, :0]
+        if self.first + n > len(self.keys[layer]) or self.width > self.keys[layer].shape[2]:
+            self.keys[layer] = self._grown(self.keys[layer], self.first + n)
+            self.values[layer] = self._grown(self.values[layer], self.first + n)
+        if self.positions is None:  # new rows attend to themselves only
             self.keys[layer][self.first:self.first + n, :, :q] = keys
             self.values[layer][self.first:self.first + n, :, :q] = values
             return keys, values
@@ -194,14 +207,13 @@ class SlotCache:
         self.values[layer][rows, :, self.positions] = values[:, :, 0]
         return self.keys[layer][:n, :, :self.width], self.values[layer][:n, :, :self.width]
 
-    def _grown(self, old, like, rows):
-        rows = max(rows, 2 * len(old) if old is not None and rows > len(old) else 0, 8)
+    def _grown(self, old, rows):
+        """A copy with room to spare, so that it is seldom made: twice the rows, positions in blocks of 256."""
+        if rows > len(old):
+            rows = max(rows, 2 * len(old), 8)
         width = -(-self.width // 256) * 256
-        if old is not None:
-            rows, width = max(rows, old.shape[0]), max(width, old.shape[2])
-        new = like.new_zeros(rows, like.shape[1], width, like.shape[3])
-        if old is not None:
-            new[:old.shape[0], :, :old.shape[2]] = old
+        new = old.new_zeros(max(rows, len(old)), old.shape[1], max(width, old.shape[2]), old.shape[3])
+        new[:len(old), :, :old.shape[2]] = old
         return new
 
     def move(self, source, target):
@@ -214,21 +226,22 @@ class HFEngine(Engine):
     """Continuous batching over a transformers model, on the CPU or one GPU. One adapter at a time: a request for
     another one waits until the running batch is empty."""
 
-    def __init__(self, settings, adapters):
+    def __init__(self, settings):
         begin = time.time()
         super().__init__(settings)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = load(AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype)).to(self.device).eval()
+        self.model = load(AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
+        self.model.to(self.device).eval()
         self.decoder, self.head = self.model.get_decoder(), self.model.get_output_embeddings()
-        config = self.model.config
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.token_bytes = token_bytes(config, self.model.dtype.itemsize)
+        self.token_bytes = token_bytes(self.config, self.model.dtype.itemsize)
+        self.cache_bytes = 4 * 2**30
         if self.device == "cuda":
-            self.cache_bytes = settings.gpu_memory * torch.cuda.get_device_properties(0).total_memory - torch.cuda.memory_allocated()
-        else:
-            self.cache_bytes = 4 * 2**30
+            memory = torch.cuda.get_device_properties(0).total_memory
+            self.cache_bytes = settings.gpu_memory * memory - torch.cuda.memory_allocated()
         self.slots = 128  # rows; more of them no longer raise the tokens per second on a CPU
-        self.sliding_window = config.sliding_window if "sliding_attention" in (getattr(config, "layer_types", None) or []) else None
+        sliding = "sliding_attention" in (getattr(self.config, "layer_types", None) or [])
+        self.sliding_window = self.config.sliding_window if sliding else None
         self.adapter, self.loaded = None, None  # the folder in use; the folder whose weights the LoRA layers hold
         self.cache, self.running, self.waiting, self.order = SlotCache(), [], [], itertools.count()
         self.thread, self.server = concurrent.futures.ThreadPoolExecutor(1), None
@@ -241,24 +254,24 @@ class HFEngine(Engine):
             check_adapter(adapter, self.settings.model)
         uniforms = torch.rand(max_tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         future = asyncio.get_running_loop().create_future()
-        row = Row(prompt_token_ids, max_tokens, temperature, top_p, adapter, uniforms, future, [], [])
+        row = Row(prompt_token_ids, max_tokens, temperature, top_p, adapter, uniforms, future)
         heapq.heappush(self.waiting, (priority, next(self.order), row))
         if self.server is None or self.server.done():
             self.server = asyncio.ensure_future(self._serve())
         return await future
 
     async def _serve(self):
-        loop = asyncio.get_running_loop()
+        loop, new = asyncio.get_running_loop(), []
         try:
             while self.waiting or self.running:
                 new = self._admit()
                 for row in await loop.run_in_executor(self.thread, self._step, new):
                     if not row.future.done():
-                        stopped = row.token_ids[-1] in self.stop_ids
+                        reason = "stop" if row.token_ids[-1] in self.stop_ids else "length"
                         text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-                        row.future.set_result(Sample(row.token_ids, text, row.logprobs, "stop" if stopped else "length", len(row.prompt)))
+                        row.future.set_result(Sample(row.token_ids, text, row.logprobs, reason, len(row.prompt)))
         except Exception as error:  # whoever waits must hear of it: a lost future would hang the run
-            for row in [*self.running, *(row for _, _, row in self.waiting)]:
+            for row in [*new, *self.running, *(row for _, _, row in self.waiting)]:
                 if not row.future.done():
                     row.future.set_exception(error)
             self.running, self.waiting = [], []
@@ -286,69 +299,58 @@ class HFEngine(Engine):
     def _step(self, new):
         """Prefill the new rows or decode one token of every running row; returns the rows that finished."""
         if self.adapter != self.loaded:
-            self._use_adapter(self.adapter)
-        if new:
-            logits = self._prefill(new)
-            rows, self.running = new, self.running + new
-        elif self.running:
-            logits = self._decode()
-            rows = self.running
-        else:
+            self._load_adapter()
+        rows = new or self.running
+        if not rows:  # whatever waited was cancelled
             return []
-        tokens, logprobs = draw(logits, rows)
+        tokens, logprobs = draw(self._prefill(new) if new else self._decode(), rows)
         for row, token, logprob in zip(rows, tokens, logprobs):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
+        self.running = self.running + new
         finished = []
         for i in reversed(range(len(self.running))):  # the last row takes the place of one that leaves
             row = self.running[i]
             if row.token_ids[-1] in self.stop_ids or len(row.token_ids) == row.max_tokens or row.future.done():
                 finished.append(row)
-                if i < len(self.running) - 1:
-                    self.cache.move(len(self.running) - 1, i)
-                    self.running[i] = self.running[-1]
-                self.running.pop()
+                last = self.running.pop()
+                if last is not row:
+                    self.cache.move(len(self.running), i)
+                    self.running[i] = last
         return finished
 
     def _prefill(self, new):
-        """Logits [n, V] after the prompts of new rows, which are padded on the right: a causal mask hides the
-        padding."""
-        lengths = torch.tensor([len(row.prompt) for row in new], device=self.device)
-        width = int(lengths.max())
-        ids = torch.zeros(len(new), width, dtype=torch.long)
-        for i, row in enumerate(new):
-            ids[i, :len(row.prompt)] = torch.tensor(row.prompt)
-        positions = torch.arange(width, device=self.device)
-        self.cache.first, self.cache.positions, self.cache.width = len(self.running), None, width
-        hidden = self._forward(ids.to(self.device), positions[None], positions[None], positions)
-        return self.head(hidden[torch.arange(len(new), device=self.device), lengths - 1])
+        """Logits [n, V] after the prompts of new rows, padded on the right: a causal mask hides the padding."""
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row.prompt) for row in new], batch_first=True)
+        self.cache.begin(len(self.running), ids.shape[1])
+        hidden = self._forward(ids.to(self.device), torch.arange(ids.shape[1], device=self.device)[None])
+        return self.head(hidden[list(range(len(new))), [len(row.prompt) - 1 for row in new]])
 
     def _decode(self):
         """Logits [n, V] after one more token of every running row."""
         ids = torch.tensor([[row.token_ids[-1]] for row in self.running], device=self.device)
         positions = torch.tensor([len(row.prompt) + len(row.token_ids) - 1 for row in self.running], device=self.device)
-        self.cache.first, self.cache.positions, self.cache.width = 0, positions, int(positions.max()) + 1
-        hidden = self._forward(ids, positions[:, None], positions[:, None], torch.arange(self.cache.width, device=self.device))
-        return self.head(hidden[:, 0])
+        self.cache.begin(0, int(positions.max()) + 1, positions)
+        return self.head(self._forward(ids, positions[:, None])[:, 0])
 
-    def _forward(self, ids, position_ids, query, key):
-        """Hidden states; the mask lets a query at position i see the keys at positions j <= i (within the sliding
-        window)."""
-        mask = (key[None, None, :] <= query[:, :, None])[:, None]
+    def _forward(self, ids, positions):
+        """Hidden states [n, q, d]; a token sees the keys up to its own position, those in the sliding window if any."""
+        keys = torch.arange(self.cache.width, device=self.device)
+        mask = (keys <= positions[:, :, None])[:, None]
         if self.sliding_window:
-            near = (key[None, None, :] > query[:, :, None] - self.sliding_window)[:, None]
+            near = (keys > positions[:, :, None] - self.sliding_window)[:, None]
             mask = {"full_attention": mask, "sliding_attention": mask & near}
-        return self.decoder(input_ids=ids, position_ids=position_ids, attention_mask=mask, past_key_values=self.cache,
+        return self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache,
                             use_cache=True).last_hidden_state
 
-    def _use_adapter(self, adapter):
-        """Put the LoRA weights of a folder into the model, or take them out (None)."""
+    def _load_adapter(self):
+        """Put the LoRA weights of the folder in use into the model, instead of those that are there."""
         from peft import PeftModel
         if self.loaded is not None:
             self.model = self.model.unload()
-        if adapter is not None:
-            self.model = PeftModel.from_pretrained(self.model, adapter).eval()
-        self.loaded = adapter
+        if self.adapter is not None:
+            self.model = PeftModel.from_pretrained(self.model, self.adapter).eval()
+        self.loaded = self.adapter
 
     def close(self):
         self.thread.shutdown(wait=True, cancel_futures=True)
@@ -365,7 +367,8 @@ def draw(logits, rows):
     if any(row.top_p < 1 for row in rows):
         top_p = torch.tensor([row.top_p for row in rows], device=logits.device)[:, None]
         ordered, index = logits.sort(dim=-1, descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # mass ahead of a token: the first is always kept
+        mass = ordered.softmax(-1)
+        before = mass.cumsum(-1) - mass  # what lies ahead of a token: the first is always kept
         dropped = torch.zeros_like(logits, dtype=torch.bool).scatter(1, index, (before >= top_p) & (top_p < 1))
         logits = logits.masked_fill(dropped, float("-inf"))
     logprobs = logits.log_softmax(-1)
@@ -382,18 +385,19 @@ def draw(logits, rows):
 
 def add_arguments(parser):
     """The flags of explore, distill and evaluate that say what samples, and how."""
-    group = parser.add_argument_group("model and engine")
-    group.add_argument("--model", help=f"Hub id or checkpoint folder (default: {DEFAULT_MODEL}, where there is a GPU)")
-    group.add_argument("--family", choices=["qwen3", "olmo3"], help="whose prompt texts (default: the model's, else qwen3)")
-    group.add_argument("--engine", choices=["auto", "vllm", "hf"], default="auto", help="auto: vllm with a GPU, else hf")
-    group.add_argument("--dtype", choices=["bfloat16", "float32"], help="default: bfloat16 for the paper's models, else the checkpoint's own")
-    group.add_argument("--max-tokens", type=positive_int, help="response limit in tokens (default: the model's, App. B.4)")
-    group.add_argument("--temperature", type=float, help="default: the model's, App. B.4")
-    group.add_argument("--top-p", type=float, help="default: the model's, App. B.4")
-    group.add_argument("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; beside updates 0.4)")
-    group.add_argument("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
-    group.add_argument("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy of the model (vllm)")
-    group.add_argument("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")
+    add = parser.add_argument_group("model and engine").add_argument
+    add("--model", help=f"Hub id or checkpoint folder (default: {DEFAULT_MODEL}, where there is a GPU)")
+    add("--family", choices=["qwen3", "olmo3"], help="whose prompt texts (default: the model's, else qwen3)")
+    add("--engine", choices=["auto", "vllm", "hf"], default="auto", help="auto: vllm with a GPU, else hf")
+    add("--dtype", choices=["bfloat16", "float32"],
+        help="default: bfloat16 for the paper's models, else the checkpoint's own")
+    add("--max-tokens", type=positive_int, help="response limit in tokens (default: the model's, App. B.4)")
+    add("--temperature", type=float, help="default: the model's, App. B.4")
+    add("--top-p", type=float, help="default: the model's, App. B.4")
+    add("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; beside updates 0.4)")
+    add("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
+    add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy of the model (vllm)")
+    add("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")
 
 
 def positive_int(text):
@@ -407,21 +411,21 @@ def settings(args, bench, gpu_memory=0.9):
     """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does."""
     cuda = torch.cuda.is_available()
     if args.model is None and not cuda:
-        raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small model with "
-                       "--model, or run `python tiny.py`, which makes one.")
+        raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small "
+                       "model with --model, or run `python tiny.py`, which makes one.")
     model = args.model or DEFAULT_MODEL
     known = MODELS.get(model, {})
     engine = args.engine if args.engine != "auto" else "vllm" if cuda else "hf"
     if engine == "hf" and args.tensor_parallel * args.data_parallel > 1:
         raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
     own_dtype = str(getattr(load(AutoConfig, model), "dtype", None)).removeprefix("torch.")
-    limit = known.get("lcb" if bench == "lcb" else "max_tokens", 8192)
     resolved = Settings(
         model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
         dtype=args.dtype or ("float32" if not known and own_dtype == "float32" else "bfloat16"),
         temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
-        max_tokens=args.max_tokens or limit, gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
+        max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
+        gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
         tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel)
     if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
@@ -431,14 +435,14 @@ def settings(args, bench, gpu_memory=0.9):
 def describe(s):
     """One line for the reader of a run: what samples, and which defaults were taken."""
     family = s.family + ("" if s.model in MODELS else " (prompt texts; --family names others)")
-    return (f"model {s.model}, family {family}, engine {s.engine}, {s.dtype}, temperature {s.temperature:g}, top-p {s.top_p:g}, "
-            f"at most {s.max_tokens} tokens a response")
+    return (f"model {s.model}, family {family}, engine {s.engine}, {s.dtype}, temperature {s.temperature:g}, "
+            f"top-p {s.top_p:g}, at most {s.max_tokens} tokens a response")
 
 
 async def start(settings, adapters=False):
     """The engine of `settings`, ready to sample; `adapters`: whether requests will name LoRA adapters."""
     if settings.engine == "hf":
-        engine = HFEngine(settings, adapters)
+        engine = HFEngine(settings)
     else:
         from vllm_engine import VLLMEngine
         engine = await VLLMEngine.start(settings, adapters)
