@@ -292,16 +292,6 @@ def read_cplus(path):
     return problems
 
 
-def drop_unfinished(path, done):
-    """Cut the lines of steps beyond `done` (a crash came before their checkpoint). -> the file, open for more lines."""
-    records, journal = runs.open_journal(path)
-    with open(path, "rb+") as file:  # the lines stand in the order of the steps
-        for _ in range(sum(record["step"] <= done for record in records)):
-            file.readline()
-        file.truncate()
-    return journal
-
-
 def above_zero(text):
     """argparse type: a number above zero, inf included."""
     if not float(text) > 0:
@@ -394,7 +384,8 @@ def run(args, settings, problems, contexts):
             kept = {name: getattr(args, name) for name in flags} | {"tau": "inf" if args.tau == math.inf else args.tau}
             kept["contexts"] = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
             runs.begin(path, kept | dataclasses.asdict(settings), growable=("steps",), empty=done == 0)
-            journals = [drop_unfinished(os.path.join(args.out, n), done) for n in ("distill.jsonl", "samples.jsonl")]
+            journals = [runs.open_journal(os.path.join(args.out, name), last_step=done)[1]  # later: no checkpoint
+                        for name in ("distill.jsonl", "samples.jsonl")]
             if done:
                 training.publish(folder, done)  # a crash may have come before that
     number = sum(map(len, contexts.values()))
@@ -410,8 +401,7 @@ def run(args, settings, problems, contexts):
             training.print_once("\nStopped. The steps above are kept; the same command goes on.", sys.stderr)
             sys.exit(130)
         if rank == 0:
-            with open(path) as file:
-                runs.write_json(path, json.load(file) | {"result": {"steps": args.steps, "gpus": gpus}})
+            runs.write_json(path, runs.read_json(path) | {"result": {"steps": args.steps, "gpus": gpus}})
     if args.merge and rank == 0:
         merge(settings, args.out)
     training.print_once(f"adapter: {folder}")

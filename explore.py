@@ -74,20 +74,20 @@ async def explore_segment(run, problem, steps):
 
 async def explore_step(run, problem, t, rounds):
     """One verifier call: make the context c_t, sample y_t, grade it. -> the record of rollouts.jsonl."""
-    family, shape, draft, summary = run.settings.family, run.args.memory, None, None
-    begin = time.time()
-    if run.args.method == "random":
-        context = opening(run.args, family, problem)
+    args, family, begin = run.args, run.settings.family, time.time()
+    plain, draft, summary = opening(args, family, problem), None, None
+    if args.method == "random":
+        context = plain
     elif not rounds:                                                                     # line 5: restart
-        draft = await sample(run, problem, t, opening(run.args, family, problem), "draft")            # line 6
-        summary = await summarize(run, problem, t, opening(run.args, family, problem), draft.text, len(draft.token_ids))
+        draft = await sample(run, problem, t, plain, "draft")                            # line 6
+        summary = await summarize(run, problem, t, plain, draft.text, len(draft.token_ids))
         response = summary.text if summary else shown({"response": draft.text, "tail": tail(run, problem, draft)})
         context = prompts.restart(problem, family, response)                             # line 7
-    elif shape == "no-response":
+    elif args.memory == "no-response":
         context = prompts.carry_without_response(problem, family, rounds[-1]["reward"], rounds[-1]["feedback"])
-    elif shape == "no-feedback":
+    elif args.memory == "no-feedback":
         context = prompts.restart(problem, family, shown(rounds[-1]))
-    elif shape == "last3":
+    elif args.memory == "last3":
         *earlier, last = [(shown(r), r["reward"], r["feedback"]) for r in rounds[-3:]]
         context = prompts.carry(problem, family, *last, earlier=earlier)
     else:                                                                                # lines 9 and 10
@@ -95,26 +95,25 @@ async def explore_step(run, problem, t, rounds):
         summary = await summarize(run, problem, t, last["context"], last["response"], last["completion_tokens"])
         response = summary.text if summary else shown(last)
         context = prompts.carry(problem, family, response, last["reward"], last["feedback"])
-    context = asked(run.args, context)
+    context = asked(args, context)
     answer = await sample(run, problem, t, context, "answer")                            # line 11: y_t
     sampled = time.time()
-    cut_off = truncated(run, answer)
-    verdict, judge = await verifiers.grade(problem, answer.text, cut_off, run.engine, run.graders)  # line 11: r_t, f_t
+    truncated = answer.finish_reason == "length" or len(answer.token_ids) >= run.settings.max_tokens
+    verdict, judge = await verifiers.grade(problem, answer.text, truncated, run.engine, run.graders)  # r_t, f_t
     run.tokens += sum(len(s.token_ids) for s in (draft, summary, answer, judge) if s)
 
     def cost(kind, sample):
         return {f"{kind}prompt_tokens": sample.prompt_tokens if sample else 0,
                 f"{kind or 'completion_'}tokens": len(sample.token_ids) if sample else 0}
     return {
-        "problem": problem.id, "bench": problem.bench, "method": run.args.method, "step": t,
+        "problem": problem.id, "bench": problem.bench, "method": args.method, "step": t,
         "restart": draft is not None, "updates": run.trainer.done if run.trainer else 0, "context": context,
         "response": answer.text, "tail": tail(run, problem, answer), "draft": draft and draft.text,
         "summary": summary and summary.text,
         **cost("", answer), **cost("draft_", draft), **cost("summary_", summary), **cost("judge_", judge),
-        "finish_reason": answer.finish_reason, "truncated": cut_off, "reward": verdict.reward,
-        "correct": verdict.correct, "feedback": verdict.feedback, "signature": verdict.signature,
-        "fault": verdict.fault,
-        "seed": engine.request_seed(run.args.seed, problem.id, t, "answer"),
+        "finish_reason": answer.finish_reason, "truncated": truncated,
+        **dataclasses.asdict(verdict),  # reward, correct, feedback, signature, fault
+        "seed": engine.request_seed(args.seed, problem.id, t, "answer"),
         "sample_seconds": round(sampled - begin, 3), "verify_seconds": round(time.time() - sampled, 3),
         "elapsed_seconds": round(elapsed(run), 3)}
 
@@ -158,15 +157,10 @@ async def summarize(run, problem, t, context, response, tokens):
     return await sample(run, problem, t, [*context, prompts.assistant(response), turn], "summary", max_tokens=half)
 
 
-def truncated(run, sample):
-    return sample.finish_reason == "length" or len(sample.token_ids) >= run.settings.max_tokens
-
-
 def cplus(records):
-    """C+ (Algorithm 1, lines 3 and 12): those of `records` whose contexts it holds.
+    """C+ (Algorithm 1, lines 3 and 12): the records whose contexts it holds; of equal responses, the first.
 
-    `records`: in order of problem and step, whatever was finished first. A response that equals, to the letter, that of
-    a successful record of a smaller step is left out.
+    `records`: in order of problem and step, whatever was finished first.
     """
     seen, kept = set(), []
     for record in records:
@@ -228,9 +222,9 @@ async def step_by_step(run, problems, cut, admitted):
 async def together(coroutines, seconds=None):
     """Run them side by side to their ends; an error, the time limit or Ctrl-C ends them all. -> whether time did."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    if not tasks:
+        return False
     try:
-        if not tasks:
-            return False
         finished, unfinished = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         for task in finished:
             task.result()
@@ -282,13 +276,8 @@ def start_trainer(run, problems):
     if done:
         training.publish(adapters, done)  # a crash may have come before that
     openings = [opening(run.args, run.settings.family, p) for p in problems]
-    journals = [distill.drop_unfinished(os.path.join(folder, name), done) for name in names]
+    journals = [runs.open_journal(os.path.join(folder, name), last_step=done)[1] for name in names]
     return distill.start_trainer(run.args, run.settings, run.engine, openings, adapters, done, journals)
-
-
-def fingerprint(problem):
-    """What must not change of a problem while a run goes on."""
-    return hashlib.sha256(json.dumps(dataclasses.asdict(problem), default=list).encode()).hexdigest()[:16]
 
 
 def begin(args, settings, problems):
@@ -302,40 +291,30 @@ def begin(args, settings, problems):
         growable = ("calls", "gpu_hours")
     runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable, empty=not lines)
     path = os.path.join(args.out, "problems.json")
-    marks = {problem.id: fingerprint(problem) for problem in problems}
-    if lines and os.path.exists(path):
-        with open(path) as file:
-            known = json.load(file)
-        for problem in problems:
-            if known.get(problem.id, marks[problem.id]) != marks[problem.id]:
-                raise data.BadInput(f"problem {problem.id} is another one than in the run that {args.out} holds: put "
-                                    "back the file of problems, or name another folder with --out.")
-        marks = {**known, **marks}
-    runs.write_json(path, marks)
+    hashes = {p.id: hashlib.sha256(json.dumps(dataclasses.asdict(p), default=list).encode()).hexdigest()[:16]
+              for p in problems}
+    known = runs.read_json(path) if lines and os.path.exists(path) else {}
+    for problem, content in hashes.items():
+        if known.get(problem, content) != content:
+            raise data.BadInput(f"problem {problem} is another one than in the run that {args.out} holds: put back the "
+                                "file of problems, or name another folder with --out.")
+    runs.write_json(path, known | hashes)
     found = {(r["problem"], r["step"]): r for r in lines}
     if len(found) < len(lines):
         raise data.BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with "
                             "--out.")
-    steps = range(1, args.calls + 1)
-    return {(p.id, t): found[p.id, t] for p in problems for t in steps if (p.id, t) in found}, journal
+    wanted = [(p.id, t) for p in problems for t in range(1, args.calls + 1)]
+    return {key: found[key] for key in wanted if key in found}, journal
 
 
 def cplus_lines(args, settings, problems, records):
     """The lines of cplus.jsonl."""
-    family = settings.family
-    decoding = {"temperature": settings.temperature, "top_p": settings.top_p, "max_tokens": settings.max_tokens}
+    decoding = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens")}
     kept = cplus(records[p.id, t] for p in problems for t in range(1, args.calls + 1) if (p.id, t) in records)
-    openings = {p.id: opening(args, family, p) for p in problems}
-    return [{"problem": r["problem"], "bench": r["bench"], "model": settings.model, "family": family,
+    openings = {p.id: opening(args, settings.family, p) for p in problems}
+    return [{"problem": r["problem"], "bench": r["bench"], "model": settings.model, "family": settings.family,
              "decoding": decoding, "opening": openings[r["problem"]], "context": r["context"],
              "response": r["response"], "step": r["step"]} for r in kept]
-
-
-def write_cplus(path, lines):
-    """cplus.jsonl, whole or not at all."""
-    with open(path + ".part", "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    os.replace(path + ".part", path)
 
 
 def restart_interval(text):
@@ -362,16 +341,14 @@ def main(argv=None):
         description="Explore problems with a per-problem memory (Algorithm 1, lines 1-12).")
     parser.add_argument("--bench", required=True,
                         help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
-    parser.add_argument("--split", choices=["test", "train"], default="test",
-                        help="train: the training sets of App. E.1")
+    parser.add_argument("--split", choices=["test", "train"], default="test", help="train: those of App. E.1")
     parser.add_argument("--data", help="local copy of the bench in its upstream format")
     parser.add_argument("--method", choices=["leaf", "random"], default="leaf")
     parser.add_argument("--memory", choices=["leaf", "no-response", "no-feedback", "last3"], default="leaf",
                         help="what a carry step's context holds (App. G.2)")
     parser.add_argument("--compress", choices=["tail", "none", "head-tail", "summary", "block", "low-logprob"],
                         default="tail", help="how the memory shows a response of more than L tokens (Table 24)")
-    parser.add_argument("--calls", type=engine.positive_int,
-                        help="K, verifier calls a problem (default: 24; train: 20)")
+    parser.add_argument("--calls", type=engine.positive_int, help="K, calls a problem (default: 24; train: 20)")
     parser.add_argument("--restart", type=restart_interval, default=5, metavar="M|never",
                         help="the memory is reset every M steps")
     parser.add_argument("--tail", type=engine.positive_int, default=2000,
@@ -389,7 +366,9 @@ def main(argv=None):
     check(args, parser)
     args.calls = args.calls or (20 if args.split == "train" else 24)
     args.gpu_hours = args.gpu_hours or (None if args.split == "train" else 5.0)
-    args.traces, args.tau = "success", distill.default_tau(args.bench) if args.tau is None else args.tau
+    args.traces = "success"
+    if args.tau is None:
+        args.tau = distill.default_tau(args.bench)
     settings = engine.settings(args, args.bench, gpu_memory=0.4 if args.update_every else 0.9)
     if args.update_every:
         distill.check_temperature(settings)
@@ -409,14 +388,13 @@ def main(argv=None):
                       file=sys.stderr)
                 sys.exit(130)
         kept = cplus_lines(args, settings, problems, run.done)
-        write_cplus(os.path.join(args.out, "cplus.jsonl"), kept)
+        runs.write_text(os.path.join(args.out, "cplus.jsonl"), "".join(json.dumps(line) + "\n" for line in kept))
         finish(run, problems, kept, capped)
 
 
 def finish(run, problems, kept, capped):
     """Results into explore.json and onto the screen."""
-    steps = range(1, run.args.calls + 1)
-    attempts = {p.id: {t: run.done[p.id, t] for t in steps if (p.id, t) in run.done} for p in problems}
+    attempts = {p.id: {} for p in problems} | measures.by_problem(run.done.values())  # some may have no answer yet
     last = measures.complete_steps(attempts)
     faults = sum(r["fault"] is not None for r in run.done.values())
     result = {"problems": len(problems), "answers": len(run.done), "startup_seconds": run.engine.startup_seconds,
@@ -424,8 +402,7 @@ def finish(run, problems, kept, capped):
               "parameters": run.engine.parameters, "faults": faults, "complete_steps": last, "capped": capped,
               "failed": run.failed}
     path = os.path.join(run.args.out, "explore.json")
-    with open(path) as file:
-        runs.write_json(path, json.load(file) | {"result": result})
+    runs.write_json(path, runs.read_json(path) | {"result": result})
     if capped:
         print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have {last} calls.")
     if faults:

@@ -36,11 +36,19 @@ def versions():
     return found
 
 
+def read_json(path):
+    with open(path) as file:
+        return json.load(file)
+
+
 def write_json(path, content):
-    """Write `content` whole or not at all."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path, text):
+    """Write `text` whole or not at all."""
     with open(path + ".part", "w") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".part", path)
@@ -52,9 +60,9 @@ def begin(path, settings, growable=(), empty=False):
     A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`:
     the run has no results yet, so that its settings may still change.
     """
+    kept = {}
     if os.path.exists(path) and not empty:
-        with open(path) as file:
-            kept = json.load(file)
+        kept = read_json(path)
         for name, now in settings.items():
             then = kept["settings"].get(name)
             if name in growable and (now is None or then is not None and now >= then):
@@ -63,20 +71,20 @@ def begin(path, settings, growable=(), empty=False):
                 hint = "it may only grow" if name in growable else "a run goes on with its own settings"
                 raise BadInput(f"{os.path.dirname(path) or '.'} holds a run with {name} = {then}, not {now} ({hint}): "
                                "give that value, or name another folder with --out.")
-        settings = {**kept, "settings": settings}
-    else:
-        settings = {"settings": settings}
-    write_json(path, settings | {"versions": versions()})
+    write_json(path, kept | {"settings": settings, "versions": versions()})
 
 
-def open_journal(path):
+def open_journal(path, last_step=None):
     """-> (records, file): the whole lines of a JSON-lines file, and the file open for more of them.
 
-    A line that a crash cut off is dropped with a note on stderr, and its bytes are cut from the file.
+    A line that a crash cut off is dropped with a note on stderr, and its bytes are cut from the file. `last_step`: so
+    are the lines of later steps, in a file that is in the order of its steps.
     """
     records = []
     if os.path.exists(path):
         records = read_jsonl(path, torn_ok=True)
+        if last_step is not None:
+            records = [record for record in records if record["step"] <= last_step]
         with open(path, "rb+") as file:
             for _ in records:
                 file.readline()
