@@ -14,10 +14,10 @@ import threading
 import time
 
 from data import BadInput
-from engine import Engine, EngineDead, Sample, check_adapter, load, token_bytes
+from engine import Engine, EngineDead, Sample, check_adapter, token_bytes
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 # vLLM's processes outlive a parent that is killed, and on a GPU they would hold its memory. This program notes four
 # times a second which processes descend from its parent, and when the parent is gone, however that came, it kills
@@ -82,8 +82,9 @@ def engine_environment():
     if "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ["LOCAL_RANK"])]
-    for name in list(os.environ):
-        if name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in before:
+        if (name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_"))
+                or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
             del os.environ[name]
     os.environ["ENGINE_OF"] = str(os.getpid())  # the watchdog knows them by it
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
@@ -107,8 +108,9 @@ class VLLMEngine(Engine):
     def __init__(self, settings, adapters):
         begin = time.time()
         super().__init__(settings)
-        for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         try:
             from vllm import AsyncEngineArgs, SamplingParams
             from vllm.lora.request import LoRARequest
@@ -117,33 +119,37 @@ class VLLMEngine(Engine):
             from vllm.v1.engine.async_llm import AsyncLLM
             from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
         except ImportError as error:
-            raise BadInput(f"vLLM cannot be imported ({error}): install requirements.txt, or sample with --engine hf.") from None
+            raise BadInput(f"vLLM cannot be imported ({error}): install requirements.txt, or sample with --engine "
+                           "hf.") from None
         self.dead, self.lora_request = (EngineDeadError, EngineGenerateError), LoRARequest
         self.params = functools.partial(  # nothing is left to the model's generation_config.json
-            SamplingParams, top_k=0, min_p=0.0, logprobs=0, flat_logprobs=True, detokenize=False, stop_token_ids=self.stop_ids,
-            output_kind=RequestOutputKind.FINAL_ONLY)
+            SamplingParams, top_k=0, min_p=0.0, logprobs=0, flat_logprobs=True, detokenize=False,
+            stop_token_ids=self.stop_ids, output_kind=RequestOutputKind.FINAL_ONLY)
         cpu = current_platform.is_cpu()
         self.slots = 128 if cpu else 512  # sequences in flight
         self.gate, self.idle, self.running = asyncio.Lock(), asyncio.Event(), 0
         self.idle.set()
-        self.numbers, self.using, self.lora, self.mark = itertools.count(1), None, None, None
-        self.adapters = []  # of all adapters that were taken: {"name", "id", "path", "sha256"}
+        self.numbers = itertools.count(1)    # of requests and adapters
+        self.using = None                    # the adapter folder of what runs
+        self.lora = self.mark = None         # the adapter that vLLM holds, and its (path, time of change)
+        self.adapters = []                   # all that it has held: {"name", "id", "path", "sha256"}
         start_watchdog()
         with engine_environment():
-            self._check_cache(cpu, current_platform)
-            lora = dict(enable_lora=True, max_lora_rank=self.MAX_LORA_RANK, max_loras=1) if adapters else {}
+            self._check_cache(None if cpu else current_platform.get_device_total_memory())
             try:
                 self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
-                    model=settings.model, dtype=settings.dtype, generation_config="vllm", logprobs_mode="processed_logprobs",
-                    max_model_len=self.window, max_num_seqs=self.slots, enable_prefix_caching=True, scheduling_policy="priority",
+                    model=settings.model, dtype=settings.dtype, generation_config="vllm", max_model_len=self.window,
+                    logprobs_mode="processed_logprobs", max_num_seqs=self.slots, scheduling_policy="priority",
                     # On a CPU a prompt that is cut ends vLLM: torch's generator there cannot be set back after the cut.
                     enable_chunked_prefill=not cpu, max_num_batched_tokens=max(16384, self.window) if cpu else 16384,
                     tensor_parallel_size=settings.tensor_parallel, data_parallel_size=settings.data_parallel,
-                    gpu_memory_utilization=settings.gpu_memory, enforce_eager=cpu, disable_log_stats=True, use_tqdm_on_load=False,
-                    **lora))
+                    enable_lora=adapters, max_lora_rank=self.MAX_LORA_RANK, max_loras=1, enable_prefix_caching=True,
+                    gpu_memory_utilization=settings.gpu_memory, enforce_eager=cpu, disable_log_stats=True,
+                    use_tqdm_on_load=False))
             except (RuntimeError, ValueError, OSError) as error:
-                raise BadInput(f"vLLM did not start ({' '.join(str(error).split())}): lines of its own above may say more.") from None
-        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # in this process; an engine that dies is said by EngineDead
+                raise BadInput(f"vLLM did not start ({' '.join(str(error).split())}): lines of its own above may say "
+                               "more.") from None
+        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # here, where EngineDead says that an engine has died
         self.startup_seconds = time.time() - begin
 
     @classmethod
@@ -159,7 +165,7 @@ class VLLMEngine(Engine):
             with contextlib.suppress(RuntimeError):  # the loop is closed when Ctrl-C came first
                 future.get_loop().call_soon_threadsafe(lambda: future.done() or tell(result))
 
-        thread = threading.Thread(target=launch, daemon=True)  # a daemon: vLLM may wait ten minutes for a core that is gone
+        thread = threading.Thread(target=launch, daemon=True)  # vLLM may wait ten minutes for a core that is gone
         thread.start()
         try:
             return await future
@@ -172,28 +178,28 @@ class VLLMEngine(Engine):
                 await asyncio.sleep(0.1)
             raise
 
-    def _check_cache(self, cpu, platform):
+    def _check_cache(self, gpu_bytes):  # memory of one GPU; None on a CPU
         """Count the parameters, and refuse a window whose keys and values the memory cannot hold. Loads no weights."""
-        config = load(AutoConfig, self.settings.model)
         with torch.device("meta"):
-            self.parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+            self.parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(self.config).parameters())
         itemsize = getattr(torch, self.settings.dtype).itemsize
-        if cpu:
+        if gpu_bytes is None:
             space = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")) * 2**30
             more = "set VLLM_CPU_KVCACHE_SPACE (GiB) higher"
         else:
             share = self.settings.gpu_memory * self.settings.tensor_parallel
-            space = share * platform.get_device_total_memory() - self.parameters * itemsize
+            space = share * gpu_bytes - self.parameters * itemsize
             more = "give the engine more with --gpu-memory or --tensor-parallel"
-        need = self.window * token_bytes(config, itemsize)
+        need = self.window * token_bytes(self.config, itemsize)
         if need > space:
-            raise BadInput(f"one sequence of {self.window} tokens needs {need / 2**30:.1f} GiB for its keys and values, and "
-                           f"{max(space, 0) / 2**30:.1f} GiB are there: {more}, or take a smaller --max-model-len.")
+            raise BadInput(f"one sequence of {self.window} tokens needs {need / 2**30:.1f} GiB for its keys and "
+                           f"values, and {max(space, 0) / 2**30:.1f} GiB are there: {more}, or take a smaller "
+                           "--max-model-len.")
 
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
-        """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, EngineDead, BadInput
-        (adapter)."""
-        params = self.params(seed=seed, max_tokens=self.room(prompt_token_ids, max_tokens), temperature=temperature, top_p=top_p)
+        """See HFEngine.sample. Errors: EngineDead too."""
+        max_tokens = self.room(prompt_token_ids, max_tokens)
+        params = self.params(seed=seed, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
         try:
             async with self.gate:  # in order of arrival, so that no request waits for ever
                 if adapter != self.using:
@@ -203,35 +209,36 @@ class VLLMEngine(Engine):
                 self.running += 1
                 self.idle.clear()
             try:
-                async for output in self.llm.generate({"prompt_token_ids": prompt_token_ids}, params, str(next(self.numbers)),
-                                                      lora_request=lora, priority=priority):
+                async for output in self.llm.generate({"prompt_token_ids": prompt_token_ids}, params,
+                                                      str(next(self.numbers)), lora_request=lora, priority=priority):
                     done = output.outputs[0]  # FINAL_ONLY: the only one
             finally:
                 self.running -= 1
                 if not self.running:
                     self.idle.set()
         except self.dead as error:
-            raise EngineDead(f"vLLM's engine is dead ({error.__cause__ or 'its own lines above may say why'}); what is graded "
-                             "is kept, and the same command goes on.") from None
+            raise EngineDead(f"vLLM's engine is dead ({error.__cause__ or 'its own lines above may say why'}); what is "
+                             "graded is kept, and the same command goes on.") from None
         if done.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
-            raise EngineDead("vLLM's engine was stopped from outside; what is graded is kept, and the same command goes on.")
+            raise EngineDead("vLLM's engine was stopped from outside; what is graded is kept, and the same command "
+                             "goes on.")
         ids = list(done.token_ids)
-        return Sample(ids, self.tokenizer.decode(ids, skip_special_tokens=True), list(done.logprobs.logprobs), done.finish_reason,
-                      len(prompt_token_ids))
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return Sample(ids, text, list(done.logprobs.logprobs), done.finish_reason, len(prompt_token_ids))
 
     async def _use_adapter(self, adapter):
         """The request for an adapter folder. Another one than before takes its place when nothing runs, under a new
         name and id, and the engine must then hold it alone and no cached keys and values: vLLM keeps both by name."""
-        file = os.path.join(adapter, "adapter_model.safetensors")
         check_adapter(adapter, self.settings.model)
-        mark = (os.path.realpath(adapter), os.stat(file).st_mtime_ns)
+        path, file = os.path.realpath(adapter), os.path.join(adapter, "adapter_model.safetensors")
+        mark = (path, os.stat(file).st_mtime_ns)
         if mark == self.mark:
             return self.lora
         await self.idle.wait()
         with open(file, "rb") as weights:
             digest = hashlib.sha256(weights.read()).hexdigest()
         number = next(self.numbers)
-        new = self.lora_request(f"{number}-{digest}", number, mark[0])
+        new = self.lora_request(f"{number}-{digest}", number, path)
         old, self.lora, self.mark = self.lora, None, None
         try:
             if old:
@@ -241,12 +248,12 @@ class VLLMEngine(Engine):
         except self.dead:
             raise
         except Exception as error:  # raised in the engine's process, of any type
-            raise BadInput(f"vLLM did not take the adapter {adapter} ({' '.join(str(error).split())}): is it a LoRA adapter of "
-                           f"rank {self.MAX_LORA_RANK} or less for this model?") from None
+            raise BadInput(f"vLLM did not take the adapter {adapter} ({' '.join(str(error).split())}): is it a LoRA "
+                           f"adapter of rank {self.MAX_LORA_RANK} or less for this model?") from None
         if held != {number} or not cleared:
-            raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(held)} instead of {number}, and its prefix "
-                           f"cache was{'' if cleared else ' not'} cleared; the same command goes on.")
-        self.adapters.append({"name": new.lora_name, "id": number, "path": mark[0], "sha256": digest})
+            raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(held)} instead of {number}, and "
+                           f"its prefix cache was{'' if cleared else ' not'} cleared; the same command goes on.")
+        self.adapters.append({"name": new.lora_name, "id": number, "path": path, "sha256": digest})
         self.lora, self.mark = new, mark
         return new
 
