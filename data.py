@@ -22,10 +22,9 @@ import warnings
 import zlib
 from pathlib import Path
 
-import problems
-from problems import ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, is_functional, open_file, problem_from_row, rows
-
-exit_with_sentence, read_jsonl = problems.exit_with_sentence, problems.read_jsonl  # the scripts take them from here
+from problems import (  # the scripts take theirs from here
+    ASSERT_SECONDS, CODE_SECONDS, BadInput, Problem, exit_with_sentence, is_functional, open_file, problem_from_row,
+    read_jsonl, rows)
 
 BENCHES = ("math500", "lcb", "mbpp", "sciknoweval", "arithmetic")
 SEED = 0  # of choices, orders and the public/private split; the seed of a run never touches it
@@ -148,10 +147,11 @@ def fetch(url, file):
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"})
     with urllib.request.urlopen(request, timeout=20) as response:
         if response.status != 206:  # it sends everything
-            start = file.truncate(0)
+            start = 0
+            file.truncate(0)
         size = start + int(response.headers.get("Content-Length", 0))
-        name, total = Path(file.name).stem, size or None
-        with tqdm.wrapattr(file, "write", desc=name, total=total, initial=start, disable=None) as bar:
+        name = Path(file.name).stem
+        with tqdm.wrapattr(file, "write", desc=name, total=size or None, initial=start, disable=None) as bar:
             shutil.copyfileobj(response, bar)
     if file.seek(0, os.SEEK_END) < size:
         raise OSError(f"it broke off before its {size} bytes were here")
@@ -173,13 +173,13 @@ def arithmetic_split(a, b):
 
 def arithmetic(split):
     """128 additions of two 3-digit numbers, made on the spot, the wordings in turn."""
-    rng, pairs = random.Random(f"{SEED} {split}"), {}
-    while len(pairs) < 128:
+    rng, problems = random.Random(f"{SEED} {split}"), {}
+    while len(problems) < 128:
         a, b = rng.randint(100, 999), rng.randint(100, 999)
-        if arithmetic_split(a, b) == split:
-            pairs.setdefault((a, b), ARITHMETIC_WORDINGS[len(pairs) % len(ARITHMETIC_WORDINGS)])
-    return [Problem(f"arithmetic/{a}+{b}", "arithmetic", wording.format(a=a, b=b), "math", str(a + b))
-            for (a, b), wording in pairs.items()]
+        name, wording = f"arithmetic/{a}+{b}", ARITHMETIC_WORDINGS[len(problems) % len(ARITHMETIC_WORDINGS)]
+        if arithmetic_split(a, b) == split and name not in problems:
+            problems[name] = Problem(name, "arithmetic", wording.format(a=a, b=b), "math", str(a + b))
+    return list(problems.values())
 
 
 def math500(path):
@@ -262,7 +262,7 @@ def sciknoweval(split, path):
                                     reference=row["answer"], criterion=SCIENCE_CRITERIA[subtask]))
         ranks[row["domain"], level] += 1
     print(f"sciknoweval {split}: {len(problems)} of {len(pool)} problems, {len(pool) - ranks.total()} repeated ones "
-          f"dropped.", file=sys.stderr)
+          "dropped.", file=sys.stderr)
     return problems
 
 
@@ -290,7 +290,7 @@ def lcb_tests(row):
         return json.loads(row["metadata"]).get("func_name"), pairs, {test["testtype"] for test in tests}
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise BadInput(f"{row['question_id']}: its metadata or private_test_cases cannot be read ({error}): fetch the "
-                       f"file again.") from None
+                       "file again.") from None
 
 
 def lcb_problem(row, split):
@@ -394,19 +394,20 @@ def mbpp(path):
 
     path: one of the two with the other beside it ("bpp" in its name), or their folder.
     """
-    if path is not None:
-        beside = sorted((Path(path) if Path(path).is_dir() else Path(path).parent).glob("*bpp*.jsonl*"))
-        beside = beside if Path(path).is_dir() else [path, *beside]
+    if path and Path(path).is_dir():
+        candidates = sorted(Path(path).glob("*bpp*.jsonl*"))
+    elif path:
+        candidates = [path, *sorted(Path(path).parent.glob("*bpp*.jsonl*"))]
     tables = []  # {number of the task: row} of the one file, then of the other
     for name, (pinned, fields) in MBPP_FILES.items():
         column = next(iter(fields))
-        if path is None:
+        if not path:
             file = from_web(MBPP_URL + name, name, pinned)
         else:
-            file = next((file for file in beside if column in next(rows(file), (None, {}))[1]), None)
+            file = next((file for file in candidates if column in next(rows(file), (None, {}))[1]), None)
             if file is None:
                 raise BadInput(f"mbpp is read from two files side by side, and {name} (with the column {column}) is "
-                               f"not there: name one of the two, or their folder, with --data.")
+                               "not there: name one of the two, or their folder, with --data.")
             check_copy(file, file_sha256(file), pinned)
         tables.append({int(str(row["task_id"]).removeprefix("Mbpp/")): row for row in checked_rows(file, fields)})
     hub, evalplus = tables
