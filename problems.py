@@ -109,7 +109,6 @@ def problem_from_row(row, bench, where):
         if not condition:
             raise BadInput(f"{where}: {sentence}")
 
-    need(isinstance(row, dict), "write the problem as a JSON object.")
     need(parses(str.encode, json.dumps(row, ensure_ascii=False)),
          "it holds half of a surrogate pair: write the whole character.")
     verifier = row.get("verifier")

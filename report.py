@@ -48,7 +48,7 @@ def percent(share):
 
 def with_paper(table, numbers):
     """The table with the paper's rows below its own; `numbers`, of paper.py: {a row's first cells: its others}."""
-    size, rows = len(next(iter(numbers), ())), []
+    rows, size = [], len(next(iter(numbers), ()))  # how many cells say which row it is
     for row in table.rows:
         rows.append(row)
         key = tuple(row[:size])
@@ -77,11 +77,11 @@ def result_table(groups):
             rows.append([*key, group.method, *at_end([cells[key].curves for cells in group.seeds])])
         if len(group.seeds[0]) > 1:
             rows.append(["all", "all", group.method, *at_end(group.curves)])
-    several = len(groups[0].seeds[0]) > 1
-    return Table("Results at the last step" + several * " (all: rates averaged, costs added up over benches, both "
-                 "averaged over models)",
-                 ["model", "bench", "method", "steps", "mean accuracy (%)", "pass@k (%)", "tokens processed (M)",
-                  "PFLOPs", "GPU hours", "tokens per answer"], rows)
+    title = "Results at the last step"
+    if len(groups[0].seeds[0]) > 1:
+        title += " (all: rates averaged, costs added up over benches, both averaged over models)"
+    return Table(title, ["model", "bench", "method", "steps", "mean accuracy (%)", "pass@k (%)",
+                         "tokens processed (M)", "PFLOPs", "GPU hours", "tokens per answer"], rows)
 
 
 def curve_table(group):
@@ -267,7 +267,8 @@ def draw(path, groups):
         names.remove("all")
     rows, columns = (2, 2) if len(names) == 3 else (1, len(names) + 1)
     figure, panels = plt.subplots(rows, columns, figsize=(3.8 * columns, 3.0 * rows), layout="constrained")
-    panels = panels.flat
+    panels = list(panels.flat)
+    lengths = panels[len(names)]
     # A colour (of Okabe and Ito), a dash and a marker for each method: they differ in print and for the colour-blind.
     for group, mean, colour, dash, marker in zip(groups, means, ("#0072B2", "#D55E00"), ("-", "--"), ("o", "s")):
         rates = [[100 * c["pass"][k] for c in group.curves] for k in range(len(mean["calls"]))]
@@ -283,9 +284,10 @@ def draw(path, groups):
                 panel.locator_params(axis="x", nbins=6)
         ends = [cells[key].curves for cells in group.seeds for key in cells]
         length, accuracy = ([c[name][-1] for c in ends] for name in ("length", "accuracy"))
-        panels[len(names)].plot(length, [100 * a for a in accuracy], linestyle="", **style)
-    panels[len(names)].set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
-    panels[len(names)].locator_params(axis="x", nbins=4)
+        lengths.plot(length, [100 * a for a in accuracy], linestyle="", **style)
+    lengths.set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
+    lengths.locator_params(axis="x", nbins=4)
+    lengths.margins(0.15)
     for panel in panels:
         panel.grid(alpha=0.3)
         panel.tick_params(labelsize="small")
@@ -294,7 +296,6 @@ def draw(path, groups):
             panel.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
             panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
             panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    panels[len(names)].margins(0.15)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(groups))
     if len(groups[0].seeds) > 1:
         figure.supxlabel(f"Lines: mean of {len(groups[0].seeds)} seeds. Bands: lowest to highest. Points: single runs.",

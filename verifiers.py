@@ -347,9 +347,9 @@ def main():
                         help='lines {"problem": {...}, "response": "...", "truncated": ...}')
     args = parser.parse_args()
     answers = []
-    for number, row in enumerate(data.read_jsonl(args.file), 1):
-        where = f"{args.file} line {number}"
-        kinds, row = {"problem": dict, "response": str, "truncated": bool}, {"truncated": False} | row
+    for where, row in list(data.rows(args.file)):  # nothing is graded of a file with a damaged line
+        row = {"truncated": False} | row
+        kinds = {"problem": dict, "response": str, "truncated": bool}
         if not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
             raise BadInput(f'{where}: write {{"problem": {{...}}, "response": "...", "truncated": false}}.')
         problem = data.problem_from_row(row["problem"], Path(args.file).stem, where)
