@@ -137,7 +137,7 @@ def finish(args, settings, tables, out, **more):
 # ---------------------------------------------------------------------------------------------------------------------
 # avg@k and pass@k of a model or an adapter (App. E.2)
 
-def by_problem(records, key):
+def values_by_problem(records, key):
     """{problem id: the values of `key`, sample by sample}."""
     found = {}
     for record in records:
@@ -147,7 +147,7 @@ def by_problem(records, key):
 
 def summary(records):
     """What App. E.2 and Table 21 report of the responses to a bench; shares in [0, 1]."""
-    correct = by_problem(records, "correct")
+    correct = values_by_problem(records, "correct")
     average, passed = measures.avg_and_pass(correct.values())
     return {"problems": len(correct), "avg": average, "pass": passed,
             "length": measures.mean(r["completion_tokens"] for r in records),
@@ -161,8 +161,9 @@ def bench_main(args):
     if args.adapter:
         engine.check_adapter(args.adapter, settings.model)
     problems = data.load(args.bench, args.split, args.data, args.limit)
-    name, n, begin = os.path.splitext(os.path.basename(args.bench))[0], args.samples, time.time()
+    name, n = os.path.splitext(os.path.basename(args.bench))[0], args.samples
     out = args.out or os.path.join("out", f"{name}-{'adapter' if args.adapter else 'base'}.json")
+    begin = time.time()
     records = run_requests(args, settings, [
         {"problem": problem, "sample": k, "messages": prompts.opening(problem, settings.family)}
         for problem in problems for k in range(1, n + 1)], out)
@@ -174,7 +175,7 @@ def bench_main(args):
                   ["model", "bench", "policy", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
                    "truncated (%)", "verifier faults"], [row])
     finish(args, settings, [(table, paper.TESTS)], out, result=result,
-           problems={key: by_problem(records, key) for key in ("correct", "completion_tokens")})
+           problems={key: values_by_problem(records, key) for key in ("correct", "completion_tokens")})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -192,7 +193,8 @@ def training_run(args, cplus):
     first = next(iter(lines.values()))[0]
     args.model, args.family = args.model or first["model"], args.family or first["family"]
     for name, value in first["decoding"].items():  # tested as it explored
-        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     problems = {p.id: p for p in data.load(bench["bench"], bench["split"], bench["data"])}
     if missing := [problem for problem in lines if problem not in problems]:
         raise data.BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: restore the file of "
@@ -234,7 +236,7 @@ def teacher_main(args):
         for traces in args.traces for p in lines for k in range(1, args.samples + 1)], out)
     rows = []
     for traces in args.traces:
-        correct = by_problem([r for r in records if r["traces"] == traces], "correct")
+        correct = values_by_problem([r for r in records if r["traces"] == traces], "correct")
         traced = [correct[p] for p in lines if contexts[traces][p] != [lines[p][0]["opening"]]]
         rows.append([*name, traces, len(lines), percent(measures.avg_and_pass(correct.values())[0])])
         if len(traced) < len(lines):
