@@ -96,8 +96,8 @@ def read_run(path, number):
     curves = {"calls": [*range(1, complete + 1)], "pass": measures.pass_curve(attempts, complete),
               "accuracy": measures.accuracy_curve(attempts, complete),
               "length": measures.length_curve(attempts, complete), **measures.token_curves(attempts, complete)}
-    every, updates = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
-    updates = data.read_jsonl(updates, torn_ok=True) if every and os.path.exists(updates) else []
+    every, journal = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
+    updates = data.read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
     forward, trained, seconds = measures.update_curves(updates, every or 1, complete)
     if updates:
         curves["update"], curves["all"] = forward, [sum(tokens) for tokens in zip(curves["all"], forward)]
@@ -125,8 +125,8 @@ def read_run(path, number):
 
 def read_group(paths):
     """The runs of one method; errors: BadInput if they are of several, or if the seeds do not match."""
-    seeds = {}
-    for run in (runs := [read_run(path, number) for number, path in enumerate(paths, 1)]):
+    runs, seeds = [read_run(path, number) for number, path in enumerate(paths, 1)], {}
+    for run in runs:
         if run.method != runs[0].method:
             raise BadInput(f"{runs[0].path} is {runs[0].method} and {run.path} is {run.method}: compare two methods "
                            "with --rollouts and --versus.")
@@ -151,19 +151,20 @@ RATES = ("calls", "pass", "accuracy", "length")  # averaged over benches; all ot
 def overall(cells):
     """Curves of one seed over its benches and models: rates averaged and costs summed over benches, then averaged over
     models (Fig. 3)."""
-    models = dict.fromkeys(model for model, _ in cells)
-    by_model = [[run.curves for run in cells.values() if run.model == model] for model in models]
-    curves = {}
-    for name in [name for name in by_model[0][0] if all(name in run for model in by_model for run in model)]:
-        over_benches = []
-        for model in by_model:
-            factor = 1 if name in RATES else len(model)
-            over_benches.append([factor * x for x in measures.mean_curve([run[name] for run in model])])
-        curves[name] = measures.mean_curve(over_benches)
-    return curves
+    models = []
+    for model in dict.fromkeys(model for model, _ in cells):
+        benches = [run.curves for run in cells.values() if run.model == model]
+        models.append({name: values if name in RATES else [len(benches) * x for x in values]
+                       for name, values in mean_curves(benches).items()})
+    return mean_curves(models)
+
+
+def mean_curves(parts):
+    """The mean of each curve that all `parts` have."""
+    names = [name for name in parts[0] if all(name in curves for curves in parts)]
+    return {name: measures.mean_curve([curves[name] for curves in parts]) for name in names}
 
 
 def seed_means(group):
     """The overall curves of a group averaged over its seeds."""
-    names = [name for name in group.curves[0] if all(name in c for c in group.curves)]
-    return {name: measures.mean_curve([c[name] for c in group.curves]) for name in names}
+    return mean_curves(group.curves)

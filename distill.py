@@ -166,36 +166,6 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
 # The run
 
 
-@dataclasses.dataclass
-class Trainer:
-    """What an update needs besides its batch; explore.py has one too, for updates between its steps (App. G.3)."""
-    args: argparse.Namespace       # with the flags of `add_arguments`, and seed, traces
-    settings: engine.Settings
-    sampler: engine.Engine
-    policy: training.Policy
-    optimizer: torch.optim.Optimizer
-    folder: str                    # of the checkpoints
-    done: int                      # the last update that stands there
-    journals: list | None          # distill.jsonl and samples.jsonl, open (rank 0 only)
-
-    def adapter(self):
-        """The folder of the current adapter; None before the first update."""
-        return os.path.join(self.folder, f"step_{self.done}") if self.done else None
-
-
-def start_trainer(args, settings, sampler, openings, folder, done, journals):
-    """The policy as it stands after update `done`; `openings`: the dialogues that will be sampled from."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(args, settings, sampler, None, None, folder, done, journals)
-    with training.together():
-        every = training.recomputed_layers(args, settings, [len(sampler.encode(messages)) for messages in openings])
-        trainer.policy = training.load_policy(settings, trainer.adapter(), args.seed, every, device)
-    trainer.optimizer = training.adam(trainer.policy, args.lr)
-    if done:
-        training.restore(trainer.policy, trainer.optimizer, trainer.adapter())
-    return trainer
-
-
 async def train_step(trainer, step, batch, problems, contexts):
     """Lines 15 and 16 for one batch of (problem id, occurrence); then the checkpoint and the lines of both journals."""
     begin, args, (rank, world) = time.time(), trainer.args, training.rank_and_world()
@@ -223,6 +193,16 @@ async def train_step(trainer, step, batch, problems, contexts):
     trainer.done = step  # the step counts from here on
 
 
+async def train_on_all(trainer, step, lines):
+    """Lines 15 and 16 for every problem that `lines` of cplus.jsonl hold, once each (App. G.3); for none, nothing."""
+    problems = {}
+    for line in lines:
+        problems.setdefault(line["problem"], []).append(line)
+    if problems:
+        batch = [(problem, 0) for problem in problems]
+        await train_step(trainer, step, batch, problems, teacher_contexts(problems, "success", []))
+
+
 async def distill(args, settings, problems, contexts, done, journals):
     """Lines 13-16: S steps from step done + 1. Returns the number of GPUs."""
     rank, world = training.rank_and_world()
@@ -231,7 +211,7 @@ async def distill(args, settings, problems, contexts, done, journals):
     bar = tqdm(total=args.steps, initial=done, unit="step", disable=None if rank == 0 else True)
     try:
         openings, names = [lines[0]["opening"] for lines in problems.values()], list(problems)
-        trainer = start_trainer(args, settings, sampler, openings, os.path.join(args.out, "adapter"), done, journals)
+        trainer = training.start_trainer(args, settings, sampler, openings, args.out, done, journals)
         for step in range(done + 1, args.steps + 1):                                                # line 13
             batch = [(names[i], k) for i, k in batch_indices(step, args.batch, len(names), args.seed)]  # line 14
             await train_step(trainer, step, batch, problems, contexts)
@@ -318,14 +298,12 @@ def add_arguments(parser, lr):
                         help="recompute every Nth layer in the backward pass, 0: none (default: as few as fit)")
 
 
-def check_temperature(settings):
+def settle(args, settings, bench):
+    """Give --tau its default (section 2.3: a cap on MATH alone); BadInput where there is nothing to learn from."""
     if settings.temperature == 0:
         raise data.BadInput("--temperature 0 leaves no distribution to distill: give one above 0.")
-
-
-def default_tau(bench):
-    """The cap of section 3.1: on MATH alone."""
-    return 1e-3 if bench == "math500" else math.inf
+    if args.tau is None:
+        args.tau = 1e-3 if bench == "math500" else math.inf
 
 
 def main(argv=None):
@@ -357,14 +335,13 @@ def prepare(args):
     first = next(iter(problems.values()))[0]
     args.model, args.family = args.model or first["model"], args.family or first["family"]
     for name, value in first["decoding"].items():  # the student is sampled as the policy explored
-        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
-    if args.tau is None:
-        args.tau = default_tau(first["bench"])
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     if training.rank_and_world()[1] > 1 and args.tensor_parallel * args.data_parallel > 1:
         raise data.BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and "
                             "--data-parallel.")
     settings = engine.settings(args, first["bench"], gpu_memory=0.4)
-    check_temperature(settings)
+    settle(args, settings, first["bench"])
     rollouts = []
     if args.traces != "success":
         rollouts = data.read_jsonl(os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl"), torn_ok=True)
@@ -373,8 +350,8 @@ def prepare(args):
 
 def run(args, settings, problems, contexts):
     """Begin or go on in --out, and train."""
-    rank, folder, path = training.rank_and_world()[0], *(os.path.join(args.out, n) for n in ("adapter", "distill.json"))
-    done, journals = training.newest_step(folder), None
+    folder, path = os.path.join(args.out, "adapter"), os.path.join(args.out, "distill.json")
+    rank, done, journals = training.rank_and_world()[0], training.newest_step(folder), None
     with training.together():
         if rank == 0:
             if done and not os.path.exists(path):
@@ -384,14 +361,10 @@ def run(args, settings, problems, contexts):
             kept = {name: getattr(args, name) for name in flags} | {"tau": "inf" if args.tau == math.inf else args.tau}
             kept["contexts"] = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
             runs.begin(path, kept | dataclasses.asdict(settings), growable=("steps",), empty=done == 0)
-            journals = [runs.open_journal(os.path.join(args.out, name), last_step=done)[1]  # later: no checkpoint
-                        for name in ("distill.jsonl", "samples.jsonl")]
-            if done:
-                training.publish(folder, done)  # a crash may have come before that
-    number = sum(map(len, contexts.values()))
-    training.print_once(f"distill: {len(problems)} problems, {number} contexts ({args.traces}), "
-                        f"{args.steps} steps of {args.batch}, {args.divergence}, tau {args.tau:g}, lr {args.lr:g}; "
-                        f"{engine.describe(settings)}")
+            journals = training.go_on(args.out, done)
+    training.print_once(f"distill: {len(problems)} problems, {sum(map(len, contexts.values()))} contexts "
+                        f"({args.traces}), {args.steps} steps of {args.batch}, {args.divergence}, tau {args.tau:g}, lr "
+                        f"{args.lr:g}; {engine.describe(settings)}")
     if done:
         training.print_once(f"{done} steps are done already; the run goes on.")
     if done < args.steps:
@@ -403,24 +376,8 @@ def run(args, settings, problems, contexts):
         if rank == 0:
             runs.write_json(path, runs.read_json(path) | {"result": {"steps": args.steps, "gpus": gpus}})
     if args.merge and rank == 0:
-        merge(settings, args.out)
+        training.merge(settings, folder, os.path.join(args.out, "merged"))
     training.print_once(f"adapter: {folder}")
-
-
-def merge(settings, out):
-    """Write the model with the adapter merged into its weights, and its tokenizer, into OUT/merged."""
-    from peft import PeftModel
-    from safetensors import SafetensorError
-    base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
-    folder = os.path.join(out, "merged")
-    merged = PeftModel.from_pretrained(base, os.path.join(out, "adapter")).merge_and_unload()
-    try:
-        merged.save_pretrained(folder)
-        engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)
-    except (OSError, SafetensorError) as error:
-        raise data.BadInput(f"{folder} cannot be written ({error}): make room, then the same command merges again; the "
-                            "adapter is kept.") from None
-    print(f"merged model: {folder}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ explore.json into --out. The same command goes on where a run stopped; larger --
 import argparse
 import asyncio
 import dataclasses
-import hashlib
 import json
 import math
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
@@ -34,7 +32,7 @@ import training
 import verifiers
 
 
-@dataclass
+@dataclasses.dataclass
 class Run:
     """What the coroutines of one exploration share."""
     args: argparse.Namespace
@@ -45,10 +43,10 @@ class Run:
     done: dict                                     # (problem id, step) -> record
     clock: float                                   # seconds that earlier sessions of this run took
     bar: tqdm = None
-    trainer: distill.Trainer = None                # with --update-every
+    trainer: training.Trainer = None               # with --update-every
     tokens: int = 0                                # sampled in this session
-    begin: float = field(default_factory=time.time)
-    failed: dict = field(default_factory=dict)     # problem id -> why it cannot go on
+    begin: float = dataclasses.field(default_factory=time.time)
+    failed: dict = dataclasses.field(default_factory=dict)  # problem id -> why it cannot go on
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -80,9 +78,10 @@ async def explore_step(run, problem, t, rounds):
         context = plain
     elif not rounds:                                                                     # line 5: restart
         draft = await sample(run, problem, t, plain, "draft")                            # line 6
-        summary = await summarize(run, problem, t, plain, draft.text, len(draft.token_ids))
-        response = summary.text if summary else shown({"response": draft.text, "tail": tail(run, problem, draft)})
-        context = prompts.restart(problem, family, response)                             # line 7
+        last = {"context": plain, "response": draft.text, "completion_tokens": len(draft.token_ids),
+                "tail": memory.shortened(problem, draft, args.compress, args.tail, run.engine.tokenizer)}
+        summary = await summarize(run, problem, t, last)
+        context = prompts.restart(problem, family, shown(last, summary))                 # line 7
     elif args.memory == "no-response":
         context = prompts.carry_without_response(problem, family, rounds[-1]["reward"], rounds[-1]["feedback"])
     elif args.memory == "no-feedback":
@@ -92,9 +91,8 @@ async def explore_step(run, problem, t, rounds):
         context = prompts.carry(problem, family, *last, earlier=earlier)
     else:                                                                                # lines 9 and 10
         last = rounds[-1]  # the memory m
-        summary = await summarize(run, problem, t, last["context"], last["response"], last["completion_tokens"])
-        response = summary.text if summary else shown(last)
-        context = prompts.carry(problem, family, response, last["reward"], last["feedback"])
+        summary = await summarize(run, problem, t, last)
+        context = prompts.carry(problem, family, shown(last, summary), last["reward"], last["feedback"])
     context = asked(args, context)
     answer = await sample(run, problem, t, context, "answer")                            # line 11: y_t
     sampled = time.time()
@@ -108,8 +106,9 @@ async def explore_step(run, problem, t, rounds):
     return {
         "problem": problem.id, "bench": problem.bench, "method": args.method, "step": t,
         "restart": draft is not None, "updates": run.trainer.done if run.trainer else 0, "context": context,
-        "response": answer.text, "tail": tail(run, problem, answer), "draft": draft and draft.text,
-        "summary": summary and summary.text,
+        "response": answer.text,
+        "tail": memory.shortened(problem, answer, args.compress, args.tail, run.engine.tokenizer),
+        "draft": draft and draft.text, "summary": summary and summary.text,
         **cost("", answer), **cost("draft_", draft), **cost("summary_", summary), **cost("judge_", judge),
         "finish_reason": answer.finish_reason, "truncated": truncated,
         **dataclasses.asdict(verdict),  # reward, correct, feedback, signature, fault
@@ -137,31 +136,26 @@ def asked(args, messages):
     return prompts.ask_for_block(messages, args.tail // 4) if args.compress == "block" else messages
 
 
-def tail(run, problem, sample):
-    """What the memory shows instead of a response; None where it shows all of it."""
-    return memory.shortened(problem, sample, run.args.compress, run.args.tail, run.engine.tokenizer)
-
-
-def shown(record):
-    """What the next context shows of a graded response."""
+def shown(record, summary=None):
+    """What the next context shows of a response; `summary`: that of `summarize`."""
+    if summary:
+        return summary.text
     return record["response"] if record["tail"] is None else record["tail"]
 
 
-async def summarize(run, problem, t, context, response, tokens):
+async def summarize(run, problem, t, record):
     """--compress summary: the model's own summary of a response of more than L tokens, a further turn of the dialogue
     that it came from. -> Sample, or None where the response is shown as it is."""
-    if run.args.compress != "summary" or tokens <= run.args.tail:
+    if run.args.compress != "summary" or record["completion_tokens"] <= run.args.tail:
         return None
     half = run.args.tail // 2  # 1,000 tokens in the paper
-    turn = prompts.user(prompts.fill(prompts.SUMMARIZE, tokens=str(half)))
-    return await sample(run, problem, t, [*context, prompts.assistant(response), turn], "summary", max_tokens=half)
+    dialogue = [*record["context"], prompts.assistant(record["response"]),
+                prompts.user(prompts.fill(prompts.SUMMARIZE, tokens=str(half)))]
+    return await sample(run, problem, t, dialogue, "summary", max_tokens=half)
 
 
 def cplus(records):
-    """C+ (Algorithm 1, lines 3 and 12): the records whose contexts it holds; of equal responses, the first.
-
-    `records`: in order of problem and step, whatever was finished first.
-    """
+    """C+ (lines 3 and 12) of `records` in order of problem and step; of equal responses it holds the first."""
     seen, kept = set(), []
     for record in records:
         said = (record["problem"], record["response"])
@@ -210,13 +204,9 @@ async def step_by_step(run, problems, cut, admitted):
                             if t == steps.start or (problem.id, t - 1) in run.done])
             number, rest = divmod(t, run.args.update_every)
             if rest == 0 and number > run.trainer.done:
-                found = {}  # C+ after step t; a run that goes on may have later steps already
-                for line in cplus_lines(run.args, run.settings, problems, run.done):
-                    if line["step"] <= t:
-                        found.setdefault(line["problem"], []).append(line)
-                if found:  # all of them, once each
-                    await distill.train_step(run.trainer, number, [(problem, 0) for problem in found], found,
-                                             distill.teacher_contexts(found, "success", []))
+                lines = cplus_lines(run.args, run.settings, problems, run.done)
+                so_far = [line for line in lines if line["step"] <= t]  # a run that goes on may have later ones
+                await distill.train_on_all(run.trainer, number, so_far)
 
 
 async def together(coroutines, seconds=None):
@@ -267,17 +257,14 @@ async def main_async(args, settings, problems, records, journal):
 def start_trainer(run, problems):
     """What --update-every trains with: distill.py's own, in OUT/updates."""
     folder = os.path.join(run.args.out, "updates")
-    adapters, names = os.path.join(folder, "adapter"), ("distill.jsonl", "samples.jsonl")
+    adapters = os.path.join(folder, "adapter")
     os.makedirs(folder, exist_ok=True)
     done, steps = training.newest_step(adapters), max((step for _, step in run.done), default=0)
     if not max((r["updates"] for r in run.done.values()), default=0) <= done <= steps // run.args.update_every:
         raise data.BadInput(f"{adapters} holds update {done}, which is not that of rollouts.jsonl: one of them is of "
                             "another run; name another folder with --out.")
-    if done:
-        training.publish(adapters, done)  # a crash may have come before that
-    openings = [opening(run.args, run.settings.family, p) for p in problems]
-    journals = [runs.open_journal(os.path.join(folder, name), last_step=done)[1] for name in names]
-    return distill.start_trainer(run.args, run.settings, run.engine, openings, adapters, done, journals)
+    openings, journals = [opening(run.args, run.settings.family, p) for p in problems], training.go_on(folder, done)
+    return training.start_trainer(run.args, run.settings, run.engine, openings, folder, done, journals)
 
 
 def begin(args, settings, problems):
@@ -290,15 +277,7 @@ def begin(args, settings, problems):
         kept |= {"lr": args.lr, "tau": "inf" if args.tau == math.inf else args.tau, "divergence": args.divergence}
         growable = ("calls", "gpu_hours")
     runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable, empty=not lines)
-    path = os.path.join(args.out, "problems.json")
-    hashes = {p.id: hashlib.sha256(json.dumps(dataclasses.asdict(p), default=list).encode()).hexdigest()[:16]
-              for p in problems}
-    known = runs.read_json(path) if lines and os.path.exists(path) else {}
-    for problem, content in hashes.items():
-        if known.get(problem, content) != content:
-            raise data.BadInput(f"problem {problem} is another one than in the run that {args.out} holds: put back the "
-                                "file of problems, or name another folder with --out.")
-    runs.write_json(path, known | hashes)
+    runs.keep_problems(args.out, problems, empty=not lines)
     found = {(r["problem"], r["step"]): r for r in lines}
     if len(found) < len(lines):
         raise data.BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with "
@@ -315,81 +294,6 @@ def cplus_lines(args, settings, problems, records):
     return [{"problem": r["problem"], "bench": r["bench"], "model": settings.model, "family": settings.family,
              "decoding": decoding, "opening": openings[r["problem"]], "context": r["context"],
              "response": r["response"], "step": r["step"]} for r in kept]
-
-
-def restart_interval(text):
-    return text if text == "never" else engine.positive_int(text)
-
-
-def check(args, parser):
-    """BadInput for flags that do not go together."""
-    if args.compress != "tail" and args.memory != "leaf":
-        raise data.BadInput("--compress and --memory are two ablations of one thing, the memory: give one of them.")
-    if args.method == "random" and (args.compress != "tail" or args.memory != "leaf" or args.update_every):
-        raise data.BadInput("--memory, --compress and --update-every change LEAF: leave out --method random.")
-    if args.compress not in ("tail", "none") and args.tail < 4:
-        raise data.BadInput(f"--compress {args.compress} shows a half or a quarter of --tail tokens: give 4 or more.")
-    changed = [f"--{n.replace('_', '-')}" for n in ("lr", "tau", "divergence", "micro_tokens", "grad_checkpoint_every")
-               if getattr(args, n) != parser.get_default(n)]
-    if changed and not args.update_every:
-        raise data.BadInput(f"{changed[0]} is for updates between the steps: add --update-every N, or give it to "
-                            "distill.py.")
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description="Explore problems with a per-problem memory (Algorithm 1, lines 1-12).")
-    parser.add_argument("--bench", required=True,
-                        help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
-    parser.add_argument("--split", choices=["test", "train"], default="test", help="train: those of App. E.1")
-    parser.add_argument("--data", help="local copy of the bench in its upstream format")
-    parser.add_argument("--method", choices=["leaf", "random"], default="leaf")
-    parser.add_argument("--memory", choices=["leaf", "no-response", "no-feedback", "last3"], default="leaf",
-                        help="what a carry step's context holds (App. G.2)")
-    parser.add_argument("--compress", choices=["tail", "none", "head-tail", "summary", "block", "low-logprob"],
-                        default="tail", help="how the memory shows a response of more than L tokens (Table 24)")
-    parser.add_argument("--calls", type=engine.positive_int, help="K, calls a problem (default: 24; train: 20)")
-    parser.add_argument("--restart", type=restart_interval, default=5, metavar="M|never",
-                        help="the memory is reset every M steps")
-    parser.add_argument("--tail", type=engine.positive_int, default=2000,
-                        help="L, tokens of a longer response that the memory keeps")
-    parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
-    parser.add_argument("--limit", type=engine.positive_int, help="only the first N problems")
-    parser.add_argument("--gpu-hours", type=distill.finite, help="stop after so many (default: 5; train: no cap)")
-    parser.add_argument("--out", default="out", help="folder of the run")
-    engine.add_arguments(parser)
-    group = parser.add_argument_group("updates between the steps (App. G.3)")
-    group.add_argument("--update-every", type=engine.positive_int, metavar="N",
-                       help="update the policy after every N steps")
-    distill.add_arguments(group, lr=1e-6)
-    args = parser.parse_args(argv)
-    check(args, parser)
-    args.calls = args.calls or (20 if args.split == "train" else 24)
-    args.gpu_hours = args.gpu_hours or (None if args.split == "train" else 5.0)
-    args.traces = "success"
-    if args.tau is None:
-        args.tau = distill.default_tau(args.bench)
-    settings = engine.settings(args, args.bench, gpu_memory=0.4 if args.update_every else 0.9)
-    if args.update_every:
-        distill.check_temperature(settings)
-    problems = data.load(args.bench, args.split, args.data, args.limit)
-    with runs.hold(args.out):
-        records, journal = begin(args, settings, problems)
-        split = f" {args.split}" if args.bench in data.BENCHES else ""
-        print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, {args.method}; "
-              f"{engine.describe(settings)}", flush=True)
-        if records:
-            print(f"{len(records)} answers are there already; the run goes on.", flush=True)
-        with journal:
-            try:
-                run, capped = asyncio.run(main_async(args, settings, problems, records, journal))
-            except KeyboardInterrupt:
-                print(f"\nStopped. Every graded answer is in {journal.name}; the same command goes on.",
-                      file=sys.stderr)
-                sys.exit(130)
-        kept = cplus_lines(args, settings, problems, run.done)
-        runs.write_text(os.path.join(args.out, "cplus.jsonl"), "".join(json.dumps(line) + "\n" for line in kept))
-        finish(run, problems, kept, capped)
 
 
 def finish(run, problems, kept, capped):
@@ -417,6 +321,78 @@ def finish(run, problems, kept, capped):
         raise data.BadInput(
             f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (named "
             "above), and lack calls: use a longer window or a smaller --tail, in another --out.")
+
+
+def restart_interval(text):
+    return text if text == "never" else engine.positive_int(text)
+
+
+def check(args, parser):
+    """BadInput for flags that do not go together."""
+    if args.compress != "tail" and args.memory != "leaf":
+        raise data.BadInput("--compress and --memory are two ablations of one thing, the memory: give one of them.")
+    if args.method == "random" and (args.compress != "tail" or args.memory != "leaf" or args.update_every):
+        raise data.BadInput("--memory, --compress and --update-every change LEAF: leave out --method random.")
+    if args.compress not in ("tail", "none") and args.tail < 4:
+        raise data.BadInput(f"--compress {args.compress} shows a half or a quarter of --tail tokens: give 4 or more.")
+    changed = [f"--{n.replace('_', '-')}" for n in ("lr", "tau", "divergence", "micro_tokens", "grad_checkpoint_every")
+               if getattr(args, n) != parser.get_default(n)]
+    if changed and not args.update_every:
+        raise data.BadInput(f"{changed[0]} is for updates between the steps: add --update-every N, or give it to "
+                            "distill.py.")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Explore with a memory for each problem (Algorithm 1, lines 1-12).")
+    parser.add_argument("--bench", required=True,
+                        help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
+    parser.add_argument("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
+    parser.add_argument("--data", help="local copy of the bench in its upstream format")
+    parser.add_argument("--method", choices=["leaf", "random"], default="leaf")
+    parser.add_argument("--memory", choices=["leaf", "no-response", "no-feedback", "last3"], default="leaf",
+                        help="what a carry step's context holds (App. G.2)")
+    parser.add_argument("--compress", choices=["tail", "none", "head-tail", "summary", "block", "low-logprob"],
+                        default="tail", help="how the memory shows a response of more than L tokens (Table 24)")
+    parser.add_argument("--calls", type=engine.positive_int, help="K, calls a problem (default: 24; train: 20)")
+    parser.add_argument("--restart", type=restart_interval, default=5, metavar="M|never",
+                        help="the memory is reset every M steps")
+    parser.add_argument("--tail", type=engine.positive_int, default=2000,
+                        help="L, tokens of a longer response that the memory keeps")
+    parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
+    parser.add_argument("--limit", type=engine.positive_int, help="only the first N problems")
+    parser.add_argument("--gpu-hours", type=distill.finite, help="stop after so many (default: 5; train: no cap)")
+    parser.add_argument("--out", default="out", help="folder of the run")
+    engine.add_arguments(parser)
+    group = parser.add_argument_group("updates between the steps (App. G.3)")
+    group.add_argument("--update-every", type=engine.positive_int, metavar="N",
+                       help="update the policy after every N steps")
+    distill.add_arguments(group, lr=1e-6)
+    args = parser.parse_args(argv)
+    check(args, parser)
+    args.calls = args.calls or (20 if args.split == "train" else 24)
+    args.gpu_hours = args.gpu_hours or (None if args.split == "train" else 5.0)
+    settings = engine.settings(args, args.bench, gpu_memory=0.4 if args.update_every else 0.9)
+    if args.update_every:
+        args.traces = "success"
+        distill.settle(args, settings, args.bench)
+    problems = data.load(args.bench, args.split, args.data, args.limit)
+    with runs.hold(args.out):
+        records, journal = begin(args, settings, problems)
+        split = f" {args.split}" if args.bench in data.BENCHES else ""
+        print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, {args.method}; "
+              f"{engine.describe(settings)}", flush=True)
+        if records:
+            print(f"{len(records)} answers are there already; the run goes on.", flush=True)
+        with journal:
+            try:
+                run, capped = asyncio.run(main_async(args, settings, problems, records, journal))
+            except KeyboardInterrupt:
+                print(f"\nStopped. Every graded answer is in {journal.name}; the same command goes on.",
+                      file=sys.stderr)
+                sys.exit(130)
+        kept = cplus_lines(args, settings, problems, run.done)
+        runs.write_text(os.path.join(args.out, "cplus.jsonl"), "".join(json.dumps(line) + "\n" for line in kept))
+        finish(run, problems, kept, capped)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The folder of a run: one run at a time holds it, settings stay as they were, a crash at any byte does no harm."""
 import contextlib
+import dataclasses
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -74,6 +76,19 @@ def begin(path, settings, growable=(), empty=False):
     write_json(path, kept | {"settings": settings, "versions": versions()})
 
 
+def keep_problems(folder, problems, empty):
+    """Keep a hash of each problem in `folder`; BadInput if the run there, unless `empty`, has had another problem."""
+    path = os.path.join(folder, "problems.json")
+    hashes = {p.id: hashlib.sha256(json.dumps(dataclasses.asdict(p), default=list).encode()).hexdigest()[:16]
+              for p in problems}
+    known = read_json(path) if os.path.exists(path) and not empty else {}
+    for name, now in hashes.items():
+        if known.get(name, now) != now:
+            raise BadInput(f"problem {name} is another one than in the run that {folder} holds: put back the file of "
+                           "problems, or name another folder with --out.")
+    write_json(path, known | hashes)
+
+
 def open_journal(path, last_step=None):
     """-> (records, file): the whole lines of a JSON-lines file, and the file open for more of them.
 
@@ -98,5 +113,5 @@ def append(file, record):
         file.write(json.dumps(record) + "\n")
         file.flush()
     except OSError as error:
-        raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then the "
-                       "same command goes on.") from None
+        raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then "
+                       "the same command goes on.") from None

@@ -14,7 +14,6 @@ the parameters. Careful answers are longer, and a restart step also pays for its
 tokens.
 """
 import argparse
-import json
 import os
 import random
 import shutil
@@ -102,7 +101,7 @@ def pair(rng, held_out=()):
 # The model
 
 
-def make_tokenizer(rng, vocabulary=700):
+def make_tokenizer(rng):
     """A byte-level BPE trained on the dialogues. Digits and newlines stand alone: a merge across "assistant\\n" would
     break generation, which begins right after it."""
     texts = ["user\n", "assistant\n"] * 3000
@@ -115,7 +114,7 @@ def make_tokenizer(rng, vocabulary=700):
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+        vocab_size=700, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
                                    chat_template=CHATML, model_max_length=512)
@@ -160,7 +159,8 @@ def pretrain(seed, folder, most_steps=1500, batch=32, cooldown=200, enough=0.8, 
 
     Seeds differ by hundreds of steps in when a model begins to add. So the learning rate stays constant until the
     held-out accuracy is `enough`, and then falls to zero over `cooldown` steps, in which every seed so far came close
-    to 100%. """
+    to 100%.
+    """
     torch.manual_seed(seed)
     rng, begin = random.Random(seed), time.time()
     tokenizer = make_tokenizer(rng)
@@ -214,11 +214,6 @@ def command(script, *flags):
     script.main(flags)
 
 
-def read_json(*path):
-    with open(os.path.join(*path)) as file:
-        return json.load(file)
-
-
 def curve(folder):
     """-> attempts, pass@k and tokens (all that was processed) up to step k."""
     attempts = measures.by_problem(data.read_jsonl(os.path.join(folder, "rollouts.jsonl")))
@@ -228,15 +223,16 @@ def curve(folder):
 
 def print_table(out):
     """The whole demo in a table: what LEAF and random sampling found and at what cost, and what the update kept."""
-    found, theirs, their_tokens = curve(os.path.join(out, "random"))
-    ours_found, ours, our_tokens = curve(os.path.join(out, "leaf"))
-    reach = first_call(ours, theirs[-1])
-    tests = {name: read_json(out, f"{name}.json")["result"] for name in ("base", "distilled", "failure")}
-    print(f"\n| exploration, {len(found)} problems | pass@1 | pass@{len(theirs)} | mean accuracy "
-          f"| calls to {theirs[-1]:.1%} | tokens to {theirs[-1]:.1%} |\n|---|---|---|---|---|---|")
-    print(f"| random sampling | {theirs[0]:.1%} | {theirs[-1]:.1%} | {accuracy(found):.1%} | {len(theirs)} "
-          f"| {their_tokens[-1]:,} |")
-    print(f"| LEAF | {ours[0]:.1%} | {ours[-1]:.1%} | {accuracy(ours_found):.1%} | {reach or '-'} "
+    their_attempts, their_rates, their_tokens = curve(os.path.join(out, "random"))
+    our_attempts, our_rates, our_tokens = curve(os.path.join(out, "leaf"))
+    reach = first_call(our_rates, their_rates[-1])
+    tests = {name: runs.read_json(os.path.join(out, f"{name}.json"))["result"]
+             for name in ("base", "distilled", "failure")}
+    print(f"\n| exploration, {len(their_attempts)} problems | pass@1 | pass@{len(their_rates)} | mean accuracy "
+          f"| calls to {their_rates[-1]:.1%} | tokens to {their_rates[-1]:.1%} |\n|---|---|---|---|---|---|")
+    print(f"| random sampling | {their_rates[0]:.1%} | {their_rates[-1]:.1%} | {accuracy(their_attempts):.1%} "
+          f"| {len(their_rates)} | {their_tokens[-1]:,} |")
+    print(f"| LEAF | {our_rates[0]:.1%} | {our_rates[-1]:.1%} | {accuracy(our_attempts):.1%} | {reach or '-'} "
           f"| {f'{our_tokens[reach - 1]:,}' if reach else '-'} |")
     print(f"\n| plain prompt, {tests['base']['problems']} problems never seen | avg@4 | pass@4 | tokens per answer |\n"
           "|---|---|---|---|")

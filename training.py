@@ -1,6 +1,7 @@
 """The policy as it is trained: a frozen model with a LoRA adapter, sharded over the ranks of torchrun (FSDP2), its
 checkpoints and its memory. The method itself is in distill.py.
 """
+import argparse
 import atexit
 import contextlib
 import dataclasses
@@ -17,6 +18,7 @@ import numpy as np
 import data
 import engine  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import loss
+import runs
 
 import torch
 import torch.distributed as dist
@@ -276,3 +278,60 @@ def restore(policy, optimizer, path):
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
     set_optimizer_state_dict(policy.model, optimizer, kept["optimizer"], options=options)
     torch.set_rng_state(kept["rng"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A run of updates
+
+
+@dataclasses.dataclass
+class Trainer:
+    """What an update needs besides its batch; explore.py has one too, for updates between its steps (App. G.3)."""
+    args: argparse.Namespace       # with the flags of `distill.add_arguments`, and seed, traces
+    settings: engine.Settings
+    sampler: engine.Engine
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    folder: str                    # of the checkpoints
+    done: int                      # the last update that stands there
+    journals: list | None          # distill.jsonl and samples.jsonl, open (rank 0 only)
+
+    def adapter(self):
+        """The folder of the current adapter; None before the first update."""
+        return os.path.join(self.folder, f"step_{self.done}") if self.done else None
+
+
+def go_on(out, done):
+    """End what a crash after update `done` left half done. -> distill.jsonl and samples.jsonl, open for more lines."""
+    if done:
+        publish(os.path.join(out, "adapter"), done)
+    paths = [os.path.join(out, name) for name in ("distill.jsonl", "samples.jsonl")]
+    return [runs.open_journal(path, last_step=done)[1] for path in paths]
+
+
+def start_trainer(args, settings, sampler, openings, out, done, journals):
+    """The policy as it stands after update `done`; `openings`: the dialogues that will be sampled from."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    trainer = Trainer(args, settings, sampler, None, None, os.path.join(out, "adapter"), done, journals)
+    with together():
+        every = recomputed_layers(args, settings, [len(sampler.encode(messages)) for messages in openings])
+        trainer.policy = load_policy(settings, trainer.adapter(), args.seed, every, device)
+    trainer.optimizer = adam(trainer.policy, args.lr)
+    if done:
+        restore(trainer.policy, trainer.optimizer, trainer.adapter())
+    return trainer
+
+
+def merge(settings, adapter, folder):
+    """Write the model with the adapter of the folder `adapter` in its weights, and its tokenizer, into `folder`."""
+    from peft import PeftModel
+    from safetensors import SafetensorError
+    base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
+    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload()
+    try:
+        merged.save_pretrained(folder)
+        engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise data.BadInput(f"{folder} cannot be written ({error}): make room, then the same command merges again; the "
+                            "adapter is kept.") from None
+    print(f"merged model: {folder}", flush=True)
