@@ -224,8 +224,8 @@ class SlotCache:
 
 
 def grouped_attention(module, query, key, value, mask, scaling=None, **_):
-    """Attention on the CPU that reads keys and values where they lie; transformers' sdpa copies them for each query head
-    of a group. Query [n, heads, q, dim], key and value [n, key heads, k, dim] -> [n, q, heads, dim]."""
+    """Attention on the CPU that reads keys and values where they lie; transformers' sdpa copies them for each query
+    head of a group. Query [n, heads, q, dim], key and value [n, key heads, k, dim] -> [n, q, heads, dim]."""
     n, heads, length, dim = query.shape
     if length == 1:  # the heads of a group as positions: faster by far than one position at a time
         query = query.reshape(n, key.shape[1], -1, dim)
