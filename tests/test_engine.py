@@ -9,6 +9,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 import engine
+import hf_engine
 from conftest import make_model
 from data import BadInput
 
@@ -101,9 +102,9 @@ def test_draw_follows_the_distribution():
     """Frequencies of 20,000 draws from a known distribution, within five standard deviations."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
     n = 20_000
-    rows = [engine.Row([], 1, 1.0, 1.0, None, torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(i)),
+    rows = [hf_engine.Row([], 1, 1.0, 1.0, None, torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(i)),
                        None, [], []) for i in range(n)]
-    tokens, logprobs = engine.draw(p.log().expand(n, -1), rows)
+    tokens, logprobs = hf_engine.draw(p.log().expand(n, -1), rows)
     counts = collections.Counter(tokens)
     for token, probability in enumerate(p.tolist()):
         assert abs(counts[token] - n * probability) <= 5 * math.sqrt(n * probability * (1 - probability))
@@ -113,12 +114,12 @@ def test_draw_follows_the_distribution():
 def test_draw_at_the_ends():
     """The largest uniform never falls off the end, temperature 0 is the arg max, top-p always keeps the best token."""
     def row(u, **changes):
-        return engine.Row([], 1, changes.get("temperature", 1.0), changes.get("top_p", 1.0), None,
+        return hf_engine.Row([], 1, changes.get("temperature", 1.0), changes.get("top_p", 1.0), None,
                           torch.tensor([u], dtype=torch.float64), None, [], [])
     logits = torch.tensor([[0.0, 3.0, 1.0]]).expand(4, -1)
     rows = [row(1 - 2**-53), row(0.0), row(0.999, temperature=0), row(0.999, top_p=0.01)]
-    assert engine.draw(logits, rows)[0] == [2, 0, 1, 1]
-    assert engine.draw(logits, rows)[1][3] == 0.0
+    assert hf_engine.draw(logits, rows)[0] == [2, 0, 1, 1]
+    assert hf_engine.draw(logits, rows)[1][3] == 0.0
 
 
 def test_finish_reasons(toy_model):
@@ -179,7 +180,22 @@ def test_adapter_of_another_model(toy_model, toy_adapters, tmp_path):
         sample_all(hf_settings(other), requests(1, adapter=str(tmp_path)))
 
 
-def test_an_error_in_the_engine_reaches_whoever_waits(toy_model, monkeypatch):
-    monkeypatch.setattr(engine, "draw", lambda *_: 1 / 0)
+@pytest.mark.parametrize("place", ["HFEngine._prefill", "HFEngine._decode", "draw"])
+def test_an_error_in_the_engine_reaches_whoever_waits(toy_model, monkeypatch, place):
+    monkeypatch.setattr(f"hf_engine.{place}", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sample_all(hf_settings(toy_model), requests(3))
+
+
+def test_grouped_attention_is_attention():
+    """Query heads 0 and 1 read key head 0, heads 2 and 3 key head 1, for one position (decoding) and for three."""
+    generator = torch.Generator().manual_seed(0)
+    key, value = torch.randn(2, 2, 2, 5, 8, generator=generator)
+    for length in (1, 3):
+        query = torch.randn(2, 4, length, 8, generator=generator)
+        mask = torch.rand(2, 1, length, 5, generator=generator) < 0.7
+        mask[..., 0] = True
+        scores = query @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.3
+        expected = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)
+        found, _ = hf_engine.grouped_attention(None, query, key, value, mask, scaling=0.3)
+        torch.testing.assert_close(found, expected.transpose(1, 2))
