@@ -17,212 +17,23 @@ import resource
 import select
 import signal
 import socket
-import stat
 import struct
 import sys
 import time
 
 import execution
+from kernel import (
+    INSIDE, MACHINE, MNT_DETACH, NEWIPC, NEWNS, NEWUSER, NOBODY, NODEV, NOSUID, PR_SET_CHILD_SUBREAPER,
+    PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, build_root, call, enter_namespaces, fork_into_namespace,
+    give_up_rights, landlock, limit, may_become_nobody, read_file, seccomp_filter, write_file)
 
 MEMORY_BYTES = 1 << 30
 OUTPUT_BYTES = 32 << 20
 SCRATCH_BYTES = 64 << 20
 PROCESSES = 64
-NOBODY = 60_000  # the unprivileged user that root becomes
-INSIDE = 1_000  # what any user is called inside
 # Imported once per answer, if the program mentions them, and not once per test.
 PRELOADED = execution.STAR_IMPORTS + ["decimal", "fractions", "dataclasses", "enum", "array", "threading", "queue",
                                       "numpy", "sortedcontainers"]
-
-
-# ---- System calls ---------------------------------------------------------------------------------------------------
-
-libc, python_libc = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)  # the second keeps Python's lock
-NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_BIND, MS_REC, MS_PRIVATE, READ_ONLY, NOSUID, NODEV, MNT_DETACH = 4096, 16384, 1 << 18, 1, 2, 4, 2
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
-MOUNT_SETATTR, LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 442, 444, 445, 446
-# Numbers that differ between processors. denied: socket (asyncio and multiprocessing do with socketpair), memfd_create,
-# shmget, semget, msgget, mq_open, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl,
-# setns, ptrace, process_vm_readv, process_vm_writev, clone3 (libc does without): network, memory beyond the limits,
-# state that outlives a test, tracing, what only attacks on the kernel need.
-# signals: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open, pidfd_send_signal.
-MACHINE = {
-    "x86_64": {"architecture": 0xC000003E, "clone": 56, "unshare": 272,
-               "denied": [41, 319, 29, 64, 68, 240, 425, 321, 323, 298, 248, 249, 250, 308, 101, 310, 311, 435],
-               "signals": [62, 200, 234, 129, 297, 434, 424]},
-    "aarch64": {"architecture": 0xC00000B7, "clone": 220, "unshare": 97,
-                "denied": [198, 279, 194, 190, 186, 180, 425, 280, 282, 241, 217, 218, 219, 268, 117, 270, 271, 435],
-                "signals": [129, 130, 131, 138, 240, 434, 424]},
-}.get(os.uname().machine)
-
-
-def call(function, *args):
-    """A libc function, or the system call of a number; OSError if it fails."""
-    kinds = {str: lambda text: ctypes.c_char_p(text.encode()), int: ctypes.c_void_p}
-    args = [kinds.get(type(arg), lambda arg: arg)(arg) for arg in args]
-    if isinstance(function, int):
-        result = libc.syscall(ctypes.c_long(function), *args)
-    else:
-        result = getattr(libc, function)(*args)
-    if result == -1:
-        raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
-    return result
-
-
-def landlock_version():
-    """Of the kernel; below 1: it has none."""
-    return libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, 1)
-
-
-def write_file(path, text, folder=None, flags=0):
-    data = memoryview(text.encode("utf-8", "surrogatepass"))
-    fd = os.open(path, os.O_WRONLY | flags, 0o644, dir_fd=folder)
-    while data:
-        data = data[os.write(fd, data) :]
-    os.close(fd)
-
-
-def read_file(path, folder=None):
-    """The text of a file of /proc; "" if its process has ended or this kernel does not have it."""
-    try:
-        with open(os.open(path, os.O_RDONLY, dir_fd=folder)) as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def protect(path, flags, recursive=True):
-    """Add flags to a mount."""
-    call(MOUNT_SETATTR, -100, path, 0x8000 * recursive, struct.pack("QQQQ", flags, 0, 0, 0), 32)
-
-
-def may_become_nobody():
-    """Whether this is a root that may hand files to, and become, the users from NOBODY on."""
-    rights = int(re.search(r"CapEff:\s*(\w+)", read_file("/proc/self/status"))[1], 16)
-    users = [list(map(int, line.split())) for line in read_file("/proc/self/uid_map").splitlines()]
-    return rights & 0b1100_0001 == 0b1100_0001 and os.geteuid() == 0 and any(  # CAP_CHOWN, CAP_SETGID, CAP_SETUID
-        first <= NOBODY and NOBODY + 5_000 <= first + count for first, _, count in users)
-
-
-def enter_namespaces(proc, root):
-    """Put this process and its children into namespaces of their own, as any user may. Root's map is written from
-    outside: it holds the unprivileged user, too, whom the programs run as, because no limit on processes binds root."""
-    uid_map, gid_map = (f"0 0 1\n{INSIDE} {NOBODY} 1" if root else f"{INSIDE} {own} 1"
-                        for own in (os.geteuid(), os.getegid()))
-    me, (ready, go) = os.readlink("self", dir_fd=proc), os.pipe()
-    if root:
-        os.setgroups([])
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(go)
-            if os.read(ready, 1):  # nothing, if unshare was refused
-                if not root:
-                    write_file(f"{me}/setgroups", "deny", proc)
-                write_file(f"{me}/uid_map", uid_map, proc)
-                write_file(f"{me}/gid_map", gid_map, proc)
-                os._exit(0)
-        finally:
-            os._exit(1)
-    try:
-        call("unshare", NEWUSER | NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS)
-        os.write(go, b"g")
-    finally:
-        os.close(go)
-        status = os.waitpid(pid, 0)[1]
-    if status:
-        raise OSError("its user map was refused")
-
-
-def build_root(sources):
-    """Make a file tree of `sources`, all read-only, the root of this mount namespace. /tmp is mounted per test."""
-    call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
-    devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
-    held = {path: os.open(path, os.O_PATH) for path in sources + devices}
-    new = "/tmp"  # what it held is still reached through `held`
-    call("mount", "none", new, "tmpfs", 0, "mode=755")
-    for path, fd in held.items():
-        if any(path.startswith(other + "/") for other in sources):
-            continue
-        folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-        os.makedirs(new + (path if folder else os.path.dirname(path)), exist_ok=True)
-        if not folder:
-            write_file(new + path, "", flags=os.O_CREAT)
-        call("mount", f"/proc/self/fd/{fd}", new + path, None, MS_BIND | MS_REC, None)
-        protect(new + path, READ_ONLY | NOSUID | (0 if path in devices else NODEV))
-    for fd in held.values():
-        os.close(fd)
-    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
-        if os.path.islink(f"/{name}") and not os.path.lexists(f"{new}/{name}"):
-            os.symlink(os.readlink(f"/{name}"), f"{new}/{name}")
-    for name in ("tmp", "out"):
-        os.makedirs(f"{new}/{name}", exist_ok=True)
-    for name, target in (("stdin", "/tmp/.stdin"), ("stdout", "/out/stdout"), ("stderr", "/dev/null"), ("shm", "/tmp")):
-        os.symlink(target, f"{new}/dev/{name}")
-    os.chdir(new)
-    call("pivot_root", ".", ".")
-    call("umount2", ".", MNT_DETACH)
-    os.chdir("/")
-    protect("/", READ_ONLY, recursive=False)
-
-
-def landlock(read, write):
-    """Files under `read` may be read and run, those under `write` written; no TCP, no signals or abstract sockets to
-    others."""
-    version = landlock_version()
-    if version < 1:
-        return
-    every = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
-    attributes = struct.pack("QQQ", every, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
-    ruleset = call(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
-    for path, access in [(path, 0b1101) for path in read] + [(path, every) for path in write]:
-        fd = os.open(path, os.O_PATH)
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            access &= 0b1100_0000_0000_0111  # what applies to a file
-        call(LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
-        os.close(fd)
-    call(LANDLOCK_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
-
-
-def seccomp_filter(namespaces):
-    """The filter that makes denied system calls fail; where no namespace hides other processes, signals too."""
-    load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
-    deny, unknown, allow, kill = 0x50001, 0x50026, 0x7FFF0000, 0x80000000  # EPERM, ENOSYS
-    code = [(load, 0, 0, 4), (equal, 1, 0, MACHINE["architecture"]), (give, 0, 0, kill), (load, 0, 0, 0),
-            (at_least, 0, 1, 0x40000000), (give, 0, 0, deny)]  # x32, the second numbering of x86-64
-    for number in MACHINE["denied"] + ([] if namespaces else MACHINE["signals"]):
-        code += [(equal, 0, 1, number), (give, 0, 0, unknown if number == 435 else deny)]
-    for name in "clone", "unshare":  # no user namespace
-        code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 16), (any_bit, 0, 1, NEWUSER), (give, 0, 0, deny),
-                 (give, 0, 0, allow)]
-    return b"".join(struct.pack("HBBI", *line) for line in code + [(give, 0, 0, allow)])
-
-
-def give_up_rights(config):
-    """For this process and all that it starts: no more rights by running programs, no denied system calls."""
-    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if code := config["filter"]:
-        call("prctl", PR_SET_SECCOMP, 2, struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(code)), 0, 0)
-
-
-def fork_into_namespace():
-    """fork, the child as the first process of a new namespace. (unshare and fork would do it, but only once.)"""
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid = python_libc.syscall(MACHINE["clone"], NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
-    (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
-    if pid < 0:
-        raise OSError("a new process namespace was refused")
-    return pid
-
-
-def limit(name, soft, spare=0):
-    """Set a resource limit, no higher than it may be; `spare`: how far the process itself may raise it."""
-    which = getattr(resource, f"RLIMIT_{name}")
-    hard = resource.getrlimit(which)[1]
-    hard = soft + spare if hard == resource.RLIM_INFINITY else min(hard, soft + spare)
-    resource.setrlimit(which, (min(soft, hard), hard))
 
 
 # ---- An answer ------------------------------------------------------------------------------------------------------

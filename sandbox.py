@@ -46,6 +46,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import jail
+import kernel
 from execution import decode
 from jail import MEMORY_BYTES
 
@@ -79,7 +80,7 @@ def start():
         close()
         for namespaces in (True, False):
             try:
-                known = jail.MACHINE or not namespaces
+                known = kernel.MACHINE or not namespaces
                 reply = spawn(namespaces) if known else f"unknown processor {os.uname().machine}"
                 if reply == "ready":
                     outcome = next(run_scripts(CANARY, ["144\nabc"], 20, helper=control))
@@ -93,9 +94,9 @@ def start():
         else:
             raise BadInput(f"Programs cannot be run safely on this machine: {'; '.join(problems)}.")
         missing = [] if namespaces else [f"namespaces ({problems[0]})"]
-        if not namespaces and jail.landlock_version() < 1:
+        if not namespaces and kernel.landlock_version() < 1:
             missing.append("Landlock")
-        if not jail.MACHINE:
+        if not kernel.MACHINE:
             missing.append("seccomp")
         if missing and not again:
             print(f"warning: the sandbox for programs is weaker here, without {', '.join(missing)}", file=sys.stderr)

@@ -12,6 +12,7 @@ import pytest
 
 import execution
 import jail
+import kernel
 import sandbox
 from problems import BadInput
 
@@ -45,7 +46,7 @@ def value(expression, program="", **kwargs):
 
 def processes(*words):
     """The command lines of this machine's processes that hold all of `words`."""
-    lines = [jail.read_file(f"/proc/{name}/cmdline") for name in os.listdir("/proc") if name.isdigit()]
+    lines = [kernel.read_file(f"/proc/{name}/cmdline") for name in os.listdir("/proc") if name.isdigit()]
     return [line for line in lines if all(word in line for word in words)]
 
 
@@ -331,11 +332,11 @@ def test_no_process_is_left_where_namespaces_are_refused(monkeypatch):
     def refuse(*args):
         raise OSError("refused by the test")
 
-    monkeypatch.setattr(jail, "call", refuse)
+    monkeypatch.setattr(kernel, "call", refuse)
     proc = os.open("/proc", os.O_RDONLY)
     before = jail.children_of(os.getpid(), proc)
     with pytest.raises(OSError, match="refused by the test"):
-        jail.enter_namespaces(proc, False)
+        kernel.enter_namespaces(proc, False)
     assert jail.children_of(os.getpid(), proc) == before
     os.close(proc)
 
