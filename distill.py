@@ -381,4 +381,4 @@ def run(args, settings, problems, contexts):
 
 
 if __name__ == "__main__":
-    data.exit_with_sentence(main)
+    training.run_rank(main)

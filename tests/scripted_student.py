@@ -8,7 +8,6 @@ import sys
 
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-import data
 import distill
 import engine
 import training
@@ -112,4 +111,4 @@ def main():
 
 
 if __name__ == "__main__":
-    data.exit_with_sentence(main)
+    training.run_rank(main)
