@@ -214,35 +214,28 @@ def command(script, *flags):
     script.main(flags)
 
 
-def curve(folder):
-    """-> attempts, pass@k and tokens (all that was processed) up to step k."""
-    attempts = measures.by_problem(data.read_jsonl(os.path.join(folder, "rollouts.jsonl")))
-    last = measures.complete_steps(attempts)
-    return attempts, measures.pass_curve(attempts, last), measures.token_curves(attempts, last)["all"]
+def explored_run(out, folder):
+    return curves.read_run(os.path.join(out, folder, "rollouts.jsonl"), 1)
 
 
 def print_table(out):
     """The whole demo in a table: what LEAF and random sampling found and at what cost, and what the update kept."""
-    their_attempts, their_rates, their_tokens = curve(os.path.join(out, "random"))
-    our_attempts, our_rates, our_tokens = curve(os.path.join(out, "leaf"))
-    reach = first_call(our_rates, their_rates[-1])
+    theirs, ours = explored_run(out, "random"), explored_run(out, "leaf")
+    their_rates, rates, tokens = theirs.curves["pass"], ours.curves["pass"], ours.curves["all"]
+    level, reach = their_rates[-1], first_call(rates, their_rates[-1])
     tests = {name: runs.read_json(os.path.join(out, f"{name}.json"))["result"]
              for name in ("base", "distilled", "failure")}
-    print(f"\n| exploration, {len(their_attempts)} problems | pass@1 | pass@{len(their_rates)} | mean accuracy "
-          f"| calls to {their_rates[-1]:.1%} | tokens to {their_rates[-1]:.1%} |\n|---|---|---|---|---|---|")
-    print(f"| random sampling | {their_rates[0]:.1%} | {their_rates[-1]:.1%} | {accuracy(their_attempts):.1%} "
-          f"| {len(their_rates)} | {their_tokens[-1]:,} |")
-    print(f"| LEAF | {our_rates[0]:.1%} | {our_rates[-1]:.1%} | {accuracy(our_attempts):.1%} | {reach or '-'} "
-          f"| {f'{our_tokens[reach - 1]:,}' if reach else '-'} |")
+    print(f"\n| exploration, {len(theirs.attempts)} problems | pass@1 | pass@{len(rates)} | mean accuracy "
+          f"| calls to {level:.1%} | tokens to {level:.1%} |\n|---|---|---|---|---|---|")
+    print(f"| random sampling | {their_rates[0]:.1%} | {level:.1%} | {theirs.curves['accuracy'][-1]:.1%} "
+          f"| {len(their_rates)} | {theirs.curves['all'][-1]:,} |")
+    print(f"| LEAF | {rates[0]:.1%} | {rates[-1]:.1%} | {ours.curves['accuracy'][-1]:.1%} | {reach or '-'} "
+          f"| {f'{tokens[reach - 1]:,}' if reach else '-'} |")
     print(f"\n| plain prompt, {tests['base']['problems']} problems never seen | avg@4 | pass@4 | tokens per answer |\n"
           "|---|---|---|---|")
     for name, title in (("base", "before"), ("distilled", "after 20 steps on successful contexts"),
                         ("failure", "control: on failure contexts")):
         print(f"| {title} | {tests[name]['avg']:.1%} | {tests[name]['pass']:.1%} | {tests[name]['length']:.0f} |")
-
-
-def accuracy(attempts):
-    return measures.mean(r["correct"] for steps in attempts.values() for r in steps.values())
 
 
 def first_call(rates, level):
@@ -269,17 +262,18 @@ def ablate(out, explored):
     """Explore with each ablation, print the table, draw OUT/ablations.png."""
     for folder, *flags in ABLATIONS.values():
         command(explore, *explored, *flags, "--out", os.path.join(out, folder))
-    level = curve(os.path.join(out, "random"))[1][-1]
+    level = explored_run(out, "random").curves["pass"][-1]
     points = {}
     print(f"\n| 128 problems, 24 calls each | mean accuracy | pass@24 | calls to {level:.1%} | tokens to {level:.1%} "
           "| tokens sampled and read | GFLOPs, updates included |\n|---|---|---|---|---|---|---|")
     for title, (folder, *_) in ABLATIONS.items():
-        attempts, rates, tokens = curve(os.path.join(out, folder))
+        found = explored_run(out, folder).curves
+        rates, accuracy, compute = found["pass"], found["accuracy"][-1], 1e6 * found["petaflops"][-1]
+        tokens = [k - update for k, update in zip(found["all"], found.get("update", [0] * len(rates)))]
         # the baseline's cost is that of its last point, as in Table 14
         reach = len(rates) if folder == "random" else first_call(rates, level)
-        compute = 1e6 * curves.read_group([os.path.join(out, folder, "rollouts.jsonl")]).curves[0]["petaflops"][-1]
-        points[title] = compute, accuracy(attempts), rates[-1]
-        print(f"| {title} | {accuracy(attempts):.1%} | {rates[-1]:.1%} | {reach or '-'} "
+        points[title] = compute, accuracy, rates[-1]
+        print(f"| {title} | {accuracy:.1%} | {rates[-1]:.1%} | {reach or '-'} "
               f"| {f'{tokens[reach - 1]:,}' if reach else '-'} | {tokens[-1]:,} | {compute:,.0f} |")
     draw_ablations(os.path.join(out, "ablations.png"), points)
 
