@@ -10,71 +10,49 @@ TRAIN = "lcb (train)", "math500 (train)", "sciknoweval (train)"
 # Tables 11 and 13, 22 and 23, 25, for the four BENCHES: mean accuracy, pass@24, tokens processed in M (Table 13 calls
 # them generated, but they are PFLOPs / 2 N; Table 25 counts others, left out), PFLOPs, GPU hours.
 _EXPLORATION = {
-    (QWEN, "random sampling"): (
-        (84.14, 97.33, 12.1, 199, 0.30), (20.14, 41.48, 4.4, 73, 0.09),
+    (QWEN, "random sampling"): ((84.14, 97.33, 12.1, 199, 0.30), (20.14, 41.48, 4.4, 73, 0.09),
         (72.71, 85.80, 5.4, 88, 0.10), (74.83, 85.17, 16.2, 265, 0.17)),
-    (QWEN, "LEAF"): (
-        (87.30, 96.73, 21.4, 350, 0.48), (29.89, 47.07, 8.5, 140, 0.46),
+    (QWEN, "LEAF"): ((87.30, 96.73, 21.4, 350, 0.48), (29.89, 47.07, 8.5, 140, 0.46),
         (74.50, 86.07, 10.5, 172, 0.22), (80.32, 93.50, 23.3, 381, 0.31)),
-    (QWEN, "LEAF, memory no-response"): (
-        (84.07, 98.00, 17.1, 280, 0.55), (21.56, 46.56, 6.6, 108, 0.47),
+    (QWEN, "LEAF, memory no-response"): ((84.07, 98.00, 17.1, 280, 0.55), (21.56, 46.56, 6.6, 108, 0.47),
         (71.88, 86.24, 8.5, 139, 0.17), (77.02, 88.00, 19.9, 326, 0.27)),
-    (QWEN, "LEAF, memory no-feedback"): (
-        (85.92, 95.60, 22.6, 371, 0.52), (22.30, 38.93, 8.5, 140, 0.49),
+    (QWEN, "LEAF, memory no-feedback"): ((85.92, 95.60, 22.6, 371, 0.52), (22.30, 38.93, 8.5, 140, 0.49),
         (71.10, 83.60, 11.8, 194, 0.20), (80.67, 93.25, 26.5, 434, 0.35)),
-    (QWEN, "LEAF, memory last3"): (
-        (86.83, 95.20, 29.5, 483, 0.57), (30.31, 47.33, 11.9, 195, 0.58),
+    (QWEN, "LEAF, memory last3"): ((86.83, 95.20, 29.5, 483, 0.57), (30.31, 47.33, 11.9, 195, 0.58),
         (75.60, 86.51, 15.0, 246, 0.24), (81.12, 93.50, 27.6, 453, 0.35)),
-    (QWEN, "LEAF, restart 2"): (
-        (86.15, 97.60, 25.7, 421, 0.63), (24.71, 46.56, 10.0, 164, 0.46),
+    (QWEN, "LEAF, restart 2"): ((86.15, 97.60, 25.7, 421, 0.63), (24.71, 46.56, 10.0, 164, 0.46),
         (72.72, 86.77, 13.0, 213, 0.25), (79.30, 92.50, 25.6, 419, 0.33)),
-    (QWEN, "LEAF, restart 10"): (
-        (87.75, 95.80, 20.2, 331, 0.43), (31.71, 47.33, 8.2, 134, 0.50),
+    (QWEN, "LEAF, restart 10"): ((87.75, 95.80, 20.2, 331, 0.43), (31.71, 47.33, 8.2, 134, 0.50),
         (75.18, 84.92, 9.8, 160, 0.21), (81.52, 94.50, 22.4, 367, 0.29)),
-    (QWEN, "LEAF, restart never"): (
-        (88.47, 95.40, 19.2, 314, 0.39), (36.04, 47.33, 7.5, 124, 0.52),
+    (QWEN, "LEAF, restart never"): ((88.47, 95.40, 19.2, 314, 0.39), (36.04, 47.33, 7.5, 124, 0.52),
         (76.17, 83.33, 8.9, 145, 0.20), (82.41, 93.25, 21.4, 351, 0.25)),
-    (QWEN, "LEAF, update_every 1"): (
-        (87.49, 96.60, None, 1507, 2.07), (28.98, 45.04, None, 312, 1.31),
+    (QWEN, "LEAF, update_every 1"): ((87.49, 96.60, None, 1507, 2.07), (28.98, 45.04, None, 312, 1.31),
         (74.61, 86.77, None, 739, 0.98), (80.97, 93.50, None, 999, 1.19)),
-    (QWEN, "LEAF, update_every 2"): (
-        (87.28, 96.60, None, 930, 1.57), (29.99, 46.56, None, 226, 1.24),
+    (QWEN, "LEAF, update_every 2"): ((87.28, 96.60, None, 930, 1.57), (29.99, 46.56, None, 226, 1.24),
         (74.86, 87.04, None, 454, 0.70), (80.77, 93.00, None, 693, 0.86)),
-    (QWEN, "LEAF, update_every 5"): (
-        (87.07, 96.60, None, 542, 1.03), (28.31, 45.04, None, 170, 1.09),
+    (QWEN, "LEAF, update_every 5"): ((87.07, 96.60, None, 542, 1.03), (28.31, 45.04, None, 170, 1.09),
         (74.64, 86.24, None, 266, 0.61), (80.44, 94.25, None, 484, 0.68)),
-    (OLMO, "random sampling"): (
-        (88.77, 97.73, 15.5, 227, 1.35), (20.94, 43.26, 10.8, 157, 1.45),
+    (OLMO, "random sampling"): ((88.77, 97.73, 15.5, 227, 1.35), (20.94, 43.26, 10.8, 157, 1.45),
         (68.27, 85.10, 6.2, 90, 0.38), (68.74, 86.50, 13.8, 201, 0.23)),
-    (OLMO, "LEAF"): (
-        (93.44, 97.40, 30.8, 450, 2.16), (31.97, 55.22, 20.3, 296, 2.80),
+    (OLMO, "LEAF"): ((93.44, 97.40, 30.8, 450, 2.16), (31.97, 55.22, 20.3, 296, 2.80),
         (75.74, 87.30, 16.7, 245, 1.01), (75.65, 98.08, 19.4, 284, 0.47)),
-    (OLMO, "LEAF, memory no-response"): (
-        (90.75, 97.80, 24.7, 361, 2.07), (22.39, 49.62, 16.2, 237, 2.41),
+    (OLMO, "LEAF, memory no-response"): ((90.75, 97.80, 24.7, 361, 2.07), (22.39, 49.62, 16.2, 237, 2.41),
         (69.40, 86.77, 10.3, 151, 0.86), (70.09, 95.75, 17.1, 249, 0.42)),
-    (OLMO, "LEAF, memory no-feedback"): (
-        (92.86, 97.60, 38.5, 563, 2.98), (29.23, 53.44, 18.1, 264, 2.24),
+    (OLMO, "LEAF, memory no-feedback"): ((92.86, 97.60, 38.5, 563, 2.98), (29.23, 53.44, 18.1, 264, 2.24),
         (73.41, 83.86, 22.7, 331, 1.42), (81.03, 100.00, 22.2, 324, 0.56)),
-    (OLMO, "LEAF, memory last3"): (
-        (93.25, 97.60, 43.1, 629, 2.66), (33.68, 56.49, 23.4, 341, 2.59),
+    (OLMO, "LEAF, memory last3"): ((93.25, 97.60, 43.1, 629, 2.66), (33.68, 56.49, 23.4, 341, 2.59),
         (75.72, 86.24, 24.6, 359, 1.12), (77.79, 98.50, 22.9, 334, 0.48)),
-    (OLMO, "LEAF, restart 2"): (
-        (92.78, 97.80, 38.4, 560, 2.85), (30.38, 54.96, 24.2, 354, 3.44),
+    (OLMO, "LEAF, restart 2"): ((92.78, 97.80, 38.4, 560, 2.85), (30.38, 54.96, 24.2, 354, 3.44),
         (74.34, 89.15, 21.4, 312, 1.36), (77.49, 99.50, 22.0, 321, 0.53)),
-    (OLMO, "LEAF, restart 10"): (
-        (94.25, 97.40, 28.3, 414, 1.94), (34.03, 57.25, 18.7, 273, 2.61),
+    (OLMO, "LEAF, restart 10"): ((94.25, 97.40, 28.3, 414, 1.94), (34.03, 57.25, 18.7, 273, 2.61),
         (76.87, 88.36, 15.2, 222, 0.87), (75.54, 96.75, 18.6, 272, 0.43)),
-    (OLMO, "LEAF, restart never"): (
-        (95.32, 97.80, 26.4, 386, 1.61), (35.18, 55.73, 17.1, 250, 2.17),
+    (OLMO, "LEAF, restart never"): ((95.32, 97.80, 26.4, 386, 1.61), (35.18, 55.73, 17.1, 250, 2.17),
         (77.50, 84.66, 13.0, 190, 0.74), (73.72, 97.00, 17.6, 258, 0.45)),
-    (OLMO, "LEAF, update_every 1"): (  # on math500 and lcb: at step 22, where the cap ended it
-        (93.59, 97.60, None, 1647, 4.91), (31.96, 56.49, None, 625, 4.91),
+    (OLMO, "LEAF, update_every 1"): ((93.59, 97.60, None, 1647, 4.91), (31.96, 56.49, None, 625, 4.91),
         (76.36, 87.30, None, 844, 2.57), (76.10, 99.25, None, 782, 1.58)),
-    (OLMO, "LEAF, update_every 2"): (
-        (93.27, 97.60, None, 1114, 3.94), (31.97, 54.20, None, 445, 4.17),
+    (OLMO, "LEAF, update_every 2"): ((93.27, 97.60, None, 1114, 3.94), (31.97, 54.20, None, 445, 4.17),
         (76.18, 86.77, None, 559, 2.10), (75.94, 98.00, None, 532, 1.20)),
-    (OLMO, "LEAF, update_every 5"): (
-        (93.57, 98.00, None, 671, 3.15), (32.00, 52.67, None, 348, 3.93),
+    (OLMO, "LEAF, update_every 5"): ((93.57, 98.00, None, 671, 3.15), (32.00, 52.67, None, 348, 3.93),
         (76.23, 87.57, None, 346, 1.60), (76.72, 98.75, None, 366, 1.01)),
 }
 # Table 20, for the four BENCHES: tokens per answer.
@@ -82,20 +60,18 @@ _LENGTHS = {
     (QWEN, "random sampling"): (883, 841, 395, 344), (QWEN, "LEAF"): (694, 859, 382, 416),
     (OLMO, "random sampling"): (1175, 2821, 483, 207), (OLMO, "LEAF"): (1194, 3598, 791, 292),
 }
+_CAPPED = (OLMO, "math500", "LEAF, update_every 1"), (OLMO, "lcb", "LEAF, update_every 1")  # at step 22
 # (model, bench, method): steps, then the above
 EXPLORATION = {
-    (model, bench, method): ("24", *cells[i], _LENGTHS.get((model, method), [None] * 4)[i])
-    for (model, method), cells in _EXPLORATION.items() for i, bench in enumerate(BENCHES)}
-for _bench in ("math500", "lcb"):
-    _key = OLMO, _bench, "LEAF, update_every 1"
-    EXPLORATION[_key] = ("22", *EXPLORATION[_key][1:])
+    (model, bench, method): ("22" if (model, bench, method) in _CAPPED else "24", *cells, length)
+    for (model, method), row in _EXPLORATION.items()
+    for bench, cells, length in zip(BENCHES, row, _LENGTHS.get((model, method), [None] * 4))}
 
 # Table 3: LEAF's length / that of random sampling, and its gain in pass rate, from the above and in the mean.
-LENGTHS = {}
-for _model, _bench, _method in EXPLORATION:
-    if _method == "LEAF":
-        _leaf, _random = EXPLORATION[_model, _bench, _method], EXPLORATION[_model, _bench, "random sampling"]
-        LENGTHS[_model, _bench] = (_leaf[-1] / _random[-1], _leaf[2] - _random[2])
+LENGTHS = {
+    (model, bench): (leaf[-1] / EXPLORATION[model, bench, "random sampling"][-1],
+                     leaf[2] - EXPLORATION[model, bench, "random sampling"][2])
+    for (model, bench, method), leaf in EXPLORATION.items() if method == "LEAF"}
 MEAN_LENGTH = (1.17, 4.88)
 
 # Table 7: wrong answers, repeats.
@@ -177,11 +153,9 @@ _TEACHER = {
     (OLMO, "failure, without plain prompts"): (39.87, 46.99, 44.22), (OLMO, "random"): (69.24, 93.76, 66.80),
 }
 # (model, bench, traces): problems, teacher accuracy
-TEACHER = {}
-for (_model, _traces), _cells in _TEACHER.items():
-    for _bench, _accuracy in zip(TRAIN, _cells):
-        _problems, _plain = TRACES[_model, _bench][0], TRACES[_model, _bench][3]
-        TEACHER[_model, _bench, _traces] = (_problems - _plain if "without" in _traces else _problems, _accuracy)
+TEACHER = {
+    (model, bench, traces): (TRACES[model, bench][0] - ("without" in traces) * TRACES[model, bench][3], accuracy)
+    for (model, traces), row in _TEACHER.items() for bench, accuracy in zip(TRAIN, row)}
 
 # Table 28, the base model's rows: wrong to right, right to wrong, repeat, restart, mean.
 CORRECTION = {
