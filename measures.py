@@ -31,16 +31,17 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
-def over_seeds(values):
-    """One seed: its number; several: their mean and sample standard deviation (Table 12). None if a seed has none."""
+def over_seeds(values, unit=1):
+    """`values` times `unit`, one a seed: the number; several: mean and sample standard deviation (Table 12). None if a
+    seed has none."""
     if None in values:
         return None
+    values = [unit * value for value in values]
     return values[0] if len(values) == 1 else (statistics.fmean(values), statistics.stdev(values))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Pass rate and accuracy
-
 
 def complete_steps(attempts):
     """The last k such that every problem has the steps 1..k: segments run side by side, so one may be missing."""
@@ -56,10 +57,16 @@ def pass_curve(attempts, last):
     return [mean(f <= k for f in first) for k in range(1, last + 1)]
 
 
-def accuracy_curve(attempts, last):
-    """Share of correct answers among all that were graded up to step k, k = 1..last (Table 11, Acc.)."""
-    at_step = [mean(steps[k]["correct"] for steps in attempts.values()) for k in range(1, last + 1)]
-    return [mean(at_step[:k]) for k in range(1, last + 1)]
+def total_curve(attempts, last, *fields):
+    """Sum of the records' `fields` over all answers up to step k, k = 1..last. A field that is not there counts 0."""
+    return np.cumsum([sum(steps[k].get(field, 0) for steps in attempts.values() for field in fields)
+                      for k in range(1, last + 1)]).tolist()
+
+
+def per_answer_curve(attempts, last, field):
+    """Mean of a field over all answers graded up to step k, k = 1..last: of "correct" the mean accuracy (Table 11), of
+    "completion_tokens" the length, drafts excluded (Table 20)."""
+    return [total / (k * len(attempts)) for k, total in enumerate(total_curve(attempts, last, field), 1)]
 
 
 def avg_and_pass(outcomes):
@@ -81,12 +88,8 @@ def token_curves(attempts, last):
     "prompt" holds the prompts of drafts and summaries too, "judge" the judge's prompts and answers; "all" is T_fwd of
     Eq. 5, where prompt tokens that came from a cache count in full.
     """
-    curves = {}
-    for kind, keys in TOKENS.items():
-        at_step = [sum(steps[k].get(key, 0) for steps in attempts.values() for key in keys) for k in range(1, last + 1)]
-        curves[kind] = np.cumsum(at_step).tolist()
-    curves["all"] = [sum(step) for step in zip(*curves.values())]
-    return curves
+    curves = {kind: total_curve(attempts, last, *fields) for kind, fields in TOKENS.items()}
+    return curves | {"all": [sum(step) for step in zip(*curves.values())]}
 
 
 def petaflops(parameters, forward_tokens, trained_tokens=0):
@@ -105,40 +108,29 @@ def update_tokens(updates):
 
 
 def update_curves(updates, every, last):
-    """What interleaved updates add up to step k, k = 1..last: forward tokens (as here), trained tokens, seconds.
+    """What interleaved updates took up to step k, k = 1..last: forward tokens (as here), trained tokens, seconds.
 
     `updates`: lines of distill.jsonl; update j is made at the end of step j * every (App. G.3), and counts from there.
     """
-    at_step = []
-    for k in range(1, last + 1):
-        lines = [line for line in updates if line["step"] * every == k]
-        forward, _, trained = update_tokens(lines)
-        at_step.append((forward, trained, sum(line["sample_seconds"] + line["train_seconds"] for line in lines)))
-    return [np.cumsum(column).tolist() for column in zip(*at_step)]
+    made = [[line for line in updates if line["step"] * every <= k] for k in range(1, last + 1)]
+    forward, _, trained = map(list, zip(*map(update_tokens, made)))
+    return [forward, trained, [sum(line["sample_seconds"] + line["train_seconds"] for line in lines) for lines in made]]
 
 
-def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_seconds=()):
+def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_seconds=None):
     """GPU hours up to step k, k = 1..last: an allotment of the wall time, not a measurement of the step.
 
     start-up + wall x (sampling seconds of the steps <= k, drafts included) / (all sampling seconds), times the GPUs.
     `update_seconds`, up to step k, were measured: they are not allotted.
     """
-    updates = list(update_seconds) or [0] * last
-    seconds = [sum(steps[k]["sample_seconds"] for steps in attempts.values()) for k in range(1, last + 1)]
+    updates = update_seconds or [0] * last
     total = sum(record["sample_seconds"] for steps in attempts.values() for record in steps.values())
-    parts = [part / total if total else 1 for part in np.cumsum(seconds).tolist()]
-    return [(startup_seconds + (wall_seconds - updates[-1]) * part + update) * gpus / 3600
-            for part, update in zip(parts, updates)]
-
-
-def length_curve(attempts, last):
-    """Mean completion tokens per graded answer up to step k, k = 1..last, drafts excluded (Table 20)."""
-    return [tokens / (k * len(attempts)) for k, tokens in enumerate(token_curves(attempts, last)["completion"], 1)]
+    return [(startup_seconds + (wall_seconds - updates[-1]) * sampled / total + update) * gpus / 3600
+            for sampled, update in zip(total_curve(attempts, last, "sample_seconds"), updates)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Repeated wrong answers (App. A)
-
 
 def is_wrong_as(record, signature):
     """Whether an answer is wrong with this error signature, which is never None: no signature is never a repeat."""
@@ -186,12 +178,11 @@ def paired_rates(ours, theirs):
     -> {"problems": n, "repeat": (ours, theirs, difference, (low, high)), "fix": the same}, or None, if none is shared.
     """
     shared = [problem for problem in ours if problem in theirs]
-    result = {"problems": len(shared), "repeat": None, "fix": None}
+    result = {"problems": len(shared)}
     for name, column in (("repeat", 1), ("fix", 2)):
         a, b = ([mean(t[column] for t in table[problem]) for problem in shared] for table in (ours, theirs))
         differences = [x - y for x, y in zip(a, b)]
-        if shared:
-            result[name] = (mean(a), mean(b), mean(differences), bootstrap_interval(differences))
+        result[name] = (mean(a), mean(b), mean(differences), bootstrap_interval(differences)) if shared else None
     return result
 
 
@@ -213,7 +204,6 @@ def pooled_rates(table, independent):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Self-correction and internalisation (App. G.4, G.5)
-
 
 def self_correction(attempts, final_answer):
     """Table 28 over the first 10 steps: {"wrong_to_right", "right_to_wrong", "repeat", "restart", "mean"}.
@@ -243,7 +233,6 @@ def relative_gain(base, update, rollout):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparisons over benches, models and seeds
-
 
 def mean_curve(curves):
     """Mean of curves step by step, cut at the last step that all of them reached."""

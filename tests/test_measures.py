@@ -36,13 +36,13 @@ def test_a_step_that_is_recorded_twice_is_refused():
 
 def test_pass_and_accuracy_curves():
     assert measures.pass_curve(LEAF, 7) == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1, 1, 1, 1])
-    assert measures.accuracy_curve(LEAF, 7) == pytest.approx([1 / 3, 2 / 6, 4 / 9, 7 / 12, 9 / 15, 11 / 18, 12 / 21])
+    assert measures.per_answer_curve(LEAF, 7, "correct") == pytest.approx([1 / 3, 2 / 6, 4 / 9, 7 / 12, 9 / 15, 11 / 18, 12 / 21])
 
 
 def test_what_passes_only_the_public_tests_is_not_correct():
     attempts = run({"a": "P R", "b": "P P"})
     assert measures.pass_curve(attempts, 2) == [0, 0.5]
-    assert measures.accuracy_curve(attempts, 2) == [0, 0.25]
+    assert measures.per_answer_curve(attempts, 2, "correct") == [0, 0.25]
 
 
 def test_a_run_counts_up_to_the_last_step_that_every_problem_has():
@@ -71,7 +71,7 @@ def test_tokens_count_drafts_and_judge_in_full():
 def test_length_is_completion_tokens_per_graded_answer():
     attempts = run({"a": "R R", "b": "R R"}, draft_tokens=100)
     attempts["a"][2]["completion_tokens"] = 13
-    assert measures.length_curve(attempts, 2) == [3, 22 / 4]
+    assert measures.per_answer_curve(attempts, 2, "completion_tokens") == [3, 22 / 4]
 
 
 def test_flops_are_2n_a_forward_token_and_6n_a_trained_one():
@@ -186,6 +186,7 @@ def test_mean_and_sample_deviation_over_seeds():
     assert (round(mean, 2), round(deviation, 2)) == (78.65, 0.18)
     assert measures.over_seeds([3.0]) == 3.0
     assert measures.over_seeds([3.0, None]) is None
+    assert measures.over_seeds([0.5], 100) == 50 and measures.over_seeds([0.2, 0.4], 10) == pytest.approx((3, 2 ** 0.5))
 
 
 def test_pass_curve_against_a_loop():
