@@ -13,12 +13,12 @@ from data import BadInput
 class Run:
     """One rollouts.jsonl with what explore.json beside it says."""
     path: str
-    attempts: dict      # {problem id: {step: record}}
+    attempts: dict      # {problem id: {step: record}} of steps 1..last, the last one that counts (App. C.4)
     bench: str
     method: str         # its name in tables and plots
     model: str          # see `model_name`
     seed: int
-    curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only with explore.json
+    curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only where the run has ended
     parameters: float | None    # N of Eq. 5, from explore.json
 
 
@@ -67,7 +67,8 @@ def bench_name(bench, split):
 
 def method_name(method, settings):
     """random sampling, or LEAF with what its settings change of it (App. G.2, G.3)."""
-    usual = {"memory": "leaf", "restart": 5, "tail": 2000, "compress": "tail", "update_every": None}
+    usual = {"memory": "leaf", "restart": 5, "tail": 2000, "compress": "tail", "update_every": None, "lr": 1e-6,
+             "tau": 1e-3 if settings.get("bench") == "math500" else "inf", "divergence": "reverse_kl"}
     changed = [f"{key} {settings[key]}" for key in usual if settings.get(key, usual[key]) != usual[key]]
     return "random sampling" if method == "random" else ", ".join(["LEAF", *changed])
 
@@ -75,33 +76,32 @@ def method_name(method, settings):
 def missing(attempts, step, failed):
     """Why the steps from `step` on do not count, in words; `failed`: {problem id: why it cannot go on}."""
     behind = sorted((p for p, steps in attempts.items() if step not in steps), key=lambda p: p not in failed)
-    return (f"step {step} is missing for {len(behind)} of {len(attempts)} problems, such as {behind[0]}"
-            + (f" ({failed[behind[0]]})" if behind[0] in failed else ""))
+    why = f" ({failed[behind[0]]})" if behind[0] in failed else ""
+    return f"step {step} is missing for {len(behind)} of {len(attempts)} problems, such as {behind[0]}{why}"
 
 
-def read_run(path, number):
+def read_run(path, number=1):
     """The run in `path`; `number` stands for the seed where there is no explore.json."""
     attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
-    settings, result = explored.get("settings", {}), explored.get("result")  # no result: the run has not ended yet
-    records, failed = [r for steps in attempts.values() for r in steps.values()], (result or {}).get("failed", {})
-    for problem in failed:  # one that never fitted the model's window is a problem all the same
-        attempts.setdefault(problem, {})
+    settings, result = explored.get("settings", {}), explored.get("result", {})  # no result: it has not ended yet
+    records, failed = [r for steps in attempts.values() for r in steps.values()], result.get("failed", {})
+    attempts = {problem: {} for problem in failed} | attempts  # also those that never fitted the model's window
     if result and len(attempts) < result["problems"]:
         raise BadInput(f"{path} has answers to {len(attempts)} of its {result['problems']} problems only: go on with "
                        "the same explore.py command, with a larger --gpu-hours if its cap ended it.")
-    complete = measures.complete_steps(attempts)
+    last = complete = measures.complete_steps(attempts)
     if complete == 0:
         raise BadInput(f"{path}: no step is complete for every problem ({missing(attempts, 1, failed)}): go on with "
                        "the same explore.py command.")
     curves = {"calls": [*range(1, complete + 1)], "pass": measures.pass_curve(attempts, complete),
-              "accuracy": measures.accuracy_curve(attempts, complete),
-              "length": measures.length_curve(attempts, complete), **measures.token_curves(attempts, complete)}
+              "accuracy": measures.per_answer_curve(attempts, complete, "correct"),
+              "length": measures.per_answer_curve(attempts, complete, "completion_tokens"),
+              **measures.token_curves(attempts, complete)}
     every, journal = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
     updates = data.read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
     forward, trained, seconds = measures.update_curves(updates, every or 1, complete)
     if updates:
-        curves["update"], curves["all"] = forward, [sum(tokens) for tokens in zip(curves["all"], forward)]
-    last = complete
+        curves |= {"update": forward, "all": [sum(tokens) for tokens in zip(curves["all"], forward)]}
     if result:
         curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in zip(curves["all"], trained)]
         startup = result["startup_seconds"]  # a run that goes on has taken longer than its explore.json knows
@@ -117,10 +117,11 @@ def read_run(path, number):
         why = (f"the last one within its cap of {cap:g} GPU hours" if last < complete
                else missing(attempts, last + 1, failed))
         print(f"Note: {path} goes up to step {most}, and counts up to step {last}: {why}.", file=sys.stderr)
-    return Run(path, attempts, bench_name(records[0]["bench"], settings.get("split")),
+    counted = {problem: {t: r for t, r in steps.items() if t <= last} for problem, steps in attempts.items()}
+    return Run(path, counted, bench_name(records[0]["bench"], settings.get("split")),
                method_name(records[0]["method"], settings), model_name(settings.get("model", "model")),
                settings.get("seed", number), {name: values[:last] for name, values in curves.items()},
-               result and result["parameters"])
+               result.get("parameters"))
 
 
 def read_group(paths):
@@ -163,8 +164,3 @@ def mean_curves(parts):
     """The mean of each curve that all `parts` have."""
     names = [name for name in parts[0] if all(name in curves for curves in parts)]
     return {name: measures.mean_curve([curves[name] for curves in parts]) for name in names}
-
-
-def seed_means(group):
-    """The overall curves of a group averaged over its seeds."""
-    return mean_curves(group.curves)

@@ -150,13 +150,14 @@ def repeats(attempts):
     return wrong, repeated
 
 
-def transitions(attempts):
+def transitions(*runs):
     """{problem id: [(signature of step t-1, repeat, fix), ...]}: steps t that revise a wrong answer with a signature.
 
-    A restart step revises a fresh draft instead, so it is no transition. A problem without transitions is left out.
+    `runs`: the attempts of each seed. A restart step revises a fresh draft instead, so it is no transition. A problem
+    without transitions is left out.
     """
     found = {}
-    for problem, steps in attempts.items():
+    for problem, steps in (item for attempts in runs for item in attempts.items()):
         for t in range(2, REPEAT_STEPS + 1):
             before, now = steps.get(t - 1), steps.get(t)
             if now and before and not now["restart"] and before["reward"] == 0 and before["signature"] is not None:

@@ -10,13 +10,12 @@ import measures
 import paper
 import programs
 import verifiers
-from curves import read_attempts, read_group, seed_means
+from curves import mean_curves, read_attempts, read_group
 from data import BadInput
 from measures import over_seeds
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tables
-
 
 @dataclasses.dataclass
 class Table:
@@ -60,12 +59,11 @@ def with_paper(table, numbers):
 # ---------------------------------------------------------------------------------------------------------------------
 # The tables of one method
 
-
 def at_end(curves):
     """The columns of result_table from one set of curves per seed, at the last step of each."""
     steps = "/".join(str(n) for n in dict.fromkeys(len(c["calls"]) for c in curves))
     units = {"accuracy": 100, "pass": 100, "all": 1e-6, "petaflops": 1, "hours": 1, "length": 1}
-    return [steps, *(over_seeds([c[name][-1] * unit if name in c else None for c in curves])
+    return [steps, *(over_seeds([c[name][-1] if name in c else None for c in curves], unit)
                      for name, unit in units.items())]
 
 
@@ -86,12 +84,12 @@ def result_table(groups):
 
 def curve_table(group):
     """pass@k, mean accuracy and cost step by step (Fig. 3)."""
-    mean, rows = seed_means(group), []
+    mean = mean_curves(group.curves)
     kinds = [kind for kind in (*measures.TOKENS, "update") if kind in mean and (kind != "summary" or mean[kind][-1])]
-    for k in range(len(mean["calls"])):
-        rows.append([k + 1, *(over_seeds([100 * c[name][k] for c in group.curves]) for name in ("pass", "accuracy")),
-                     *(round(mean[kind][k]) for kind in kinds),
-                     *(mean[name][k] if name in mean else None for name in ("petaflops", "hours"))])
+    rows = [[k + 1, *(over_seeds([c[name][k] for c in group.curves], 100) for name in ("pass", "accuracy")),
+             *(round(mean[kind][k]) for kind in kinds),
+             *(mean[name][k] if name in mean else None for name in ("petaflops", "hours"))]
+            for k in range(len(mean["calls"]))]
     return Table(f"{group.method} up to each step (GPU hours are an allotment by sampling time)",
                  ["step", "pass@k (%)", "mean accuracy (%)", *(f"{kind} tokens" for kind in kinds), "PFLOPs",
                   "GPU hours"], rows)
@@ -103,7 +101,7 @@ def repeat_table(group):
     for key in group.seeds[0]:
         counts = [measures.repeats(cells[key].attempts) for cells in group.seeds]
         rows.append([*key, over_seeds([wrong for wrong, _ in counts]),
-                     over_seeds([100 * repeated / wrong if wrong else None for wrong, repeated in counts])])
+                     over_seeds([repeated / wrong if wrong else None for wrong, repeated in counts], 100)])
     return Table(f"Wrong answers of {group.method} that repeat an earlier one to the same problem (Table 7)",
                  ["model", "bench", "wrong answers", "repeats (%)"], rows)
 
@@ -115,7 +113,7 @@ def correction_table(groups, problems):
         for key in group.seeds[0]:
             rates = [measures.self_correction({p: steps for p, steps in cells[key].attempts.items() if p in problems},
                                               final_answer) for cells in group.seeds]
-            rows.append([*key, group.method, *(over_seeds([percent(r[name]) for r in rates]) for name in rates[0])])
+            rows.append([*key, group.method, *(over_seeds([r[name] for r in rates], 100) for name in rates[0])])
     return Table("Self-correction on the problems of C+, first 10 steps (Table 28)",
                  ["model", "bench", "method", "wrong to right (%)", "right to wrong (%)", "wrong to the same wrong (%)",
                   "accuracy at restarts (%)", "mean accuracy (%)"], rows)
@@ -140,18 +138,16 @@ def update_table(run, steps, gpus):
         raise BadInput(f"{run.path} has no result in the explore.json beside it: let explore.py end first.")
     here, papers, trained = measures.update_tokens(steps)
     hours = gpus * sum(s["sample_seconds"] + s["train_seconds"] for s in steps) / 3600
-    stages = {"exploration": (run.curves["all"][-1], 0, run.curves["petaflops"][-1], run.curves["hours"][-1]),
-              "update": (here, trained, measures.petaflops(run.parameters, here, trained), hours),
-              "update, with the paper's behaviour pass": (papers, trained,
-                                                          measures.petaflops(run.parameters, papers, trained), hours)}
+    rows = [["exploration", run.curves["all"][-1], 0, run.curves["petaflops"][-1], run.curves["hours"][-1]]]
+    for stage, forward in (("update", here), ("update, with the paper's behaviour pass", papers)):
+        rows.append([stage, forward, trained, measures.petaflops(run.parameters, forward, trained), hours])
     return Table("Cost of training (Table 19)",
                  ["model", "bench", "stage", "forward tokens", "trained tokens", "PFLOPs", "GPU hours"],
-                 [[run.model, run.bench, stage, *numbers] for stage, numbers in stages.items()])
+                 [[run.model, run.bench, *row] for row in rows])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparisons of two methods
-
 
 def read_groups(*paths):
     """A group of each list of files; two groups of one method have their folders in their names."""
@@ -191,13 +187,14 @@ def all_tables(groups):
 
 def speed_table(ours, theirs):
     """Table 14: x of their last point / x at which our curve first reaches their last pass rate."""
-    rows, pairs, means = [], list(zip(ours.curves, theirs.curves)), (seed_means(ours), seed_means(theirs))
+    pairs = [*zip(ours.curves, theirs.curves), (mean_curves(ours.curves), mean_curves(theirs.curves))]
+    rows = []
     for name, axis in (("calls", "verifier calls"), ("petaflops", "PFLOPs"), ("hours", "GPU time")):
-        if all(name in c for pair in pairs for c in pair):
-            ratios = [measures.speed_up(a[name], a["pass"], b[name], b["pass"]) for a, b in [*pairs, means]]
-            rows.append([axis, *ratios[:-1], over_seeds(ratios[:-1]), ratios[-1]])
+        if all(name in curves for curves in pairs[-1]):
+            *ratios, of_means = [measures.speed_up(a[name], a["pass"], b[name], b["pass"]) for a, b in pairs]
+            rows.append([axis, *ratios, over_seeds(ratios), of_means])
     return Table(f"Cost of {theirs.method} / cost at which {ours.method} reaches the same pass rate (Table 14)",
-                 ["cost", *(f"run {i}" for i in range(1, len(pairs) + 1)), "mean", "mean curve"], rows)
+                 ["cost", *(f"run {i}" for i in range(1, len(pairs))), "mean", "mean curve"], rows)
 
 
 def length_table(ours, theirs):
@@ -217,17 +214,12 @@ def paired_table(ours, theirs):
     """Table 8: repeat and fix rates over the problems that both have transitions of, those of all seeds together."""
     rows = []
     for key in ours.seeds[0]:
-        merged = [{}, {}]
-        for group, found in zip((ours, theirs), merged):
-            for cells in group.seeds:
-                for problem, transitions in measures.transitions(cells[key].attempts).items():
-                    found.setdefault(problem, []).extend(transitions)
-        rates = measures.paired_rates(*merged)
-        row = [*key, rates["problems"]]
+        rates = measures.paired_rates(*(measures.transitions(*(cells[key].attempts for cells in group.seeds))
+                                        for group in (ours, theirs)))
+        rows.append([*key, rates["problems"]])
         for name in ("repeat", "fix"):
-            a, b, difference, (low, high) = rates[name] or (None, None, None, (None, None))
-            row += [percent(a), percent(b), percent(difference), percent(low), percent(high)]
-        rows.append(row)
+            *means, interval = rates[name] or (None, None, None, (None, None))
+            rows[-1] += map(percent, (*means, *interval))
     columns = [f"{name}: {part}" for name in ("repeats it", "fixes it")
                for part in ("ours (%)", "theirs (%)", "Δ (pp)", "Δ low", "Δ high")]
     return Table(f"The step after a wrong answer, {ours.method} against {theirs.method} (theirs), problem by problem, "
@@ -242,8 +234,7 @@ def pooled_table(ours, independent):
         rates = [measures.pooled_rates(measures.transitions(a[key].attempts), b[key].attempts)
                  for a, b in zip(ours.seeds, independent.seeds)]
         units = {"transitions": 1, "repeat": 100, "base": 100, "ratio": 1}
-        rows.append([*key, *(over_seeds([None if r[name] is None else unit * r[name] for r in rates])
-                             for name, unit in units.items())])
+        rows.append([*key, *(over_seeds([r[name] for r in rates], unit) for name, unit in units.items())])
     return Table(f"The step after a wrong answer: how often {ours.method} repeats it, and how often independent "
                  "samples of the problem give it (base) (Table 9)",
                  ["model", "bench", "steps after a wrong answer", "repeats (%)", "base (%)", "ratio"], rows)
@@ -252,43 +243,40 @@ def pooled_table(ours, independent):
 # ---------------------------------------------------------------------------------------------------------------------
 # Plots
 
-
 def draw(path, groups):
     """Fig. 3, the pass rate against calls, compute and GPU time (mean over seeds, a band from the lowest to the
     highest), and accuracy against length, a point for each run. Without explore.json: tokens, not compute and time."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    means = [seed_means(group) for group in groups]
-    axes = {"calls": "Verifier calls per problem", "all": "Tokens processed", "petaflops": "Compute (PFLOPs)",
-            "hours": "GPU time (hours)"}
-    names = [name for name in axes if all(name in mean for mean in means)]
-    if "petaflops" in names:
-        names.remove("all")
-    rows, columns = (2, 2) if len(names) == 3 else (1, len(names) + 1)
+    means = [mean_curves(group.curves) for group in groups]
+    axes = {"calls": "Verifier calls per problem"}
+    if all("petaflops" in mean for mean in means):
+        axes |= {"petaflops": "Compute (PFLOPs)", "hours": "GPU time (hours)"}
+    else:
+        axes |= {"all": "Tokens processed"}
+    rows, columns = (2, 2) if len(axes) == 3 else (1, 3)
     figure, panels = plt.subplots(rows, columns, figsize=(3.8 * columns, 3.0 * rows), layout="constrained")
-    panels = list(panels.flat)
-    lengths = panels[len(names)]
+    *panels, lengths = panels.flat
     # A colour (of Okabe and Ito), a dash and a marker for each method: they differ in print and for the colour-blind.
     for group, mean, colour, dash, marker in zip(groups, means, ("#0072B2", "#D55E00"), ("-", "--"), ("o", "s")):
         rates = [[100 * c["pass"][k] for c in group.curves] for k in range(len(mean["calls"]))]
         low, middle, high = ([statistic(values) for values in rates] for statistic in (min, measures.mean, max))
         style = {"color": colour, "marker": marker, "label": group.method}
-        for panel, name in zip(panels, names):
+        for panel, (name, title) in zip(panels, axes.items()):
             panel.plot(mean[name], middle, dash, markersize=3.5, **style)
             panel.fill_between(mean[name], low, high, color=colour, alpha=0.2, linewidth=0)
-            panel.set(xlabel=axes[name], ylabel="Cumulative pass rate (%)")
+            panel.set(xlabel=title, ylabel="Cumulative pass rate (%)")
             if name in ("all", "petaflops"):
                 panel.set_xscale("log")
             else:
                 panel.locator_params(axis="x", nbins=6)
-        ends = [cells[key].curves for cells in group.seeds for key in cells]
-        length, accuracy = ([c[name][-1] for c in ends] for name in ("length", "accuracy"))
-        lengths.plot(length, [100 * a for a in accuracy], linestyle="", **style)
+        ends = [run.curves for cells in group.seeds for run in cells.values()]
+        lengths.plot([c["length"][-1] for c in ends], [100 * c["accuracy"][-1] for c in ends], linestyle="", **style)
     lengths.set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
     lengths.locator_params(axis="x", nbins=4)
     lengths.margins(0.15)
-    for panel in panels:
+    for panel in (*panels, lengths):
         panel.grid(alpha=0.3)
         panel.tick_params(labelsize="small")
         if panel.get_xscale() == "log":  # matplotlib's own labels overlap where the axis is about a decade long
@@ -305,7 +293,6 @@ def draw(path, groups):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One problem's attempts, to be read
-
 
 def fold(text, width=100):
     """Indented, long lines of prose folded at words; code blocks stay as they are; control characters are left out."""

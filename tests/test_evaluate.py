@@ -117,6 +117,14 @@ def test_a_run_is_cut_at_the_cap(tmp_path, capsys):
     assert "counts up to step 2: the last one within its cap of 0.7 GPU hours." in capsys.readouterr().err
 
 
+def test_what_comes_after_the_cut_counts_in_no_table(tmp_path):
+    """Of four steps two are within the cap; another run lacks step 3 of one problem."""
+    capped = curves.read_group([write_run(tmp_path / "1", {"a": "x x x x"}, method="random", gpu_hours=0.7)])
+    torn = curves.read_group([write_run(tmp_path / "2", {"a": "x x x x", "b": "y z . ."}, method="random")])
+    assert [row[2:] for row in report.repeat_table(capped).rows] == [[2, 50]]
+    assert [row[2:] for row in report.repeat_table(torn).rows] == [[4, 25]]
+
+
 def test_a_run_that_stopped_at_step_16_says_so(tmp_path, capsys):
     """b's right answers at steps 17 to 20 do not count: a has none there."""
     run = curves.read_run(write_run(tmp_path, {"a": "x " * 15 + "R", "b": "x " * 16 + "R " * 4}), 1)
@@ -166,6 +174,13 @@ def test_ablations_and_training_sets_have_their_own_names(tmp_path):
     assert (run.method, run.bench) == ("LEAF, memory no-feedback, restart 2", "math500 (train)")
 
 
+@pytest.mark.parametrize("bench, changes, name", [
+    ("math500", {"lr": 1e-6, "tau": 1e-3, "divergence": "reverse_kl"}, ""), ("lcb", {"lr": 1e-6, "tau": "inf"}, ""),
+    ("math500", {"lr": 3e-5, "tau": "inf"}, ", lr 3e-05, tau inf"), ("lcb", {"divergence": "jsd"}, ", divergence jsd")])
+def test_updates_that_the_paper_does_not_make_are_another_method(bench, changes, name):
+    assert curves.method_name("leaf", {"bench": bench, "update_every": 2} | changes) == "LEAF, update_every 2" + name
+
+
 def test_comparison_with_random_sampling(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R"})])
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
@@ -194,8 +209,8 @@ def test_where_no_answer_is_wrong_nothing_repeats(tmp_path):
 
 
 def test_comparison_of_two_memories(tmp_path):
-    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z"})])
-    blind = curves.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R"},
+    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z z z"})])
+    blind = curves.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R R R"},
                                          memory="no-feedback")])
     row = report.paired_table(leaf, blind).rows[0]
     assert row[2] == 2                                                               # a and c have transitions in both
