@@ -91,6 +91,8 @@ class Engine:
         if not self.tokenizer.chat_template:
             raise BadInput(f"{settings.model} has no chat template: use an instruct model, or save a chat_template "
                            "with its tokenizer.")
+        if not self.encode([{"role": "user", "content": "1"}]):
+            raise BadInput(f"{settings.model} has no tokenizer: copy the files of its tokenizer beside its weights.")
         self.config = load(AutoConfig, settings.model)
         self.window = settings.max_model_len or getattr(self.config, "max_position_embeddings", None)
         if self.window is None:
@@ -99,8 +101,12 @@ class Engine:
 
     def encode(self, messages):
         """Token ids of a dialogue with the generation prompt; Olmo's template has no thinking to switch off."""
-        return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, enable_thinking=False, return_dict=False)
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, enable_thinking=False, return_dict=False)
+        except Exception as error:  # a template's own, such as that it knows no system turn
+            raise BadInput(f"the chat template of {self.settings.model} does not take these turns "
+                           f"({in_short(error)}): use an instruct model with another template.") from None
 
     def room(self, prompt_token_ids, max_tokens):
         """Tokens that a response may have: the limit, or what the window leaves. Errors: ContextTooLong."""
@@ -112,15 +118,28 @@ class Engine:
 
 
 def load(auto_class, model, **kwargs):
-    """`auto_class.from_pretrained(model)`, with one sentence instead of a traceback when there is nothing to load."""
+    """`auto_class.from_pretrained(model)`, with one sentence instead of a traceback when that cannot be loaded."""
     try:
         return auto_class.from_pretrained(model, **kwargs)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason, what = str(error).strip().split("\n")[0], "is neither a folder here nor a model that the Hub gave"
-        if os.path.isdir(model):
-            what = "is no folder with a checkpoint in it"
-        raise BadInput(f"--model {model} {what} ({reason}): name a checkpoint folder, or a Hub id where the Hub can be "
-                       "reached.") from None
+    except Exception as error:  # of any type: files may be missing, torn, of another shape
+        what = "cannot be loaded" if os.path.isdir(model) else "is neither a folder here nor a model that the Hub gave"
+        raise BadInput(f"--model {model} {what} ({in_short(error)}): name the folder of a whole checkpoint, or a Hub id "
+                       "where the Hub can be reached.") from None
+
+
+def load_adapter(model, adapter, **kwargs):
+    """`model` with the LoRA weights of the folder `adapter`; BadInput if they are damaged or of another shape."""
+    from peft import PeftModel
+    try:
+        return PeftModel.from_pretrained(model, adapter, **kwargs)
+    except Exception as error:  # as above
+        raise BadInput(f"the adapter {adapter} cannot be loaded ({in_short(error)}): name the folder that distill.py "
+                       "wrote for this model.") from None
+
+
+def in_short(error):
+    """What an error of a library says, on one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def stop_token_ids(model, tokenizer):
@@ -140,16 +159,21 @@ def token_bytes(config, itemsize):
 
 
 def check_adapter(adapter, model):
-    """BadInput unless `adapter` is a PEFT folder that was trained on `model`."""
-    path = os.path.join(adapter, "adapter_config.json")
-    if not os.path.isfile(path):
-        raise BadInput(f"{adapter} holds no adapter_config.json: name the folder that distill.py wrote, such as "
-                       "out/adapter.")
-    with open(path) as file:
-        trained_on = json.load(file).get("base_model_name_or_path")
-    if trained_on and os.path.realpath(trained_on) != os.path.realpath(model):
+    """BadInput unless `adapter` is a PEFT folder that was trained on `model`.
+
+    A model that is no longer where it was, or was named by its Hub id, is known by the last part of its name.
+    """
+    try:
+        with open(os.path.join(adapter, "adapter_config.json")) as file:
+            trained_on = json.load(file)["base_model_name_or_path"]
+        os.stat(os.path.join(adapter, "adapter_model.safetensors"))
+    except (OSError, ValueError, LookupError, TypeError):
+        raise BadInput(f"{adapter} holds no whole adapter_config.json and adapter_model.safetensors: name the folder "
+                       "that distill.py wrote, such as out/adapter.") from None
+    here, there = os.path.realpath(model), os.path.realpath(trained_on or "")
+    if here != there and (os.path.exists(there) or os.path.basename(here) != os.path.basename(there)):
         raise BadInput(f"the adapter {adapter} was trained on {trained_on}, not on {model}: name that model with "
-                       "--model.")
+                       "--model, or, if it is the same in another place, that place in adapter_config.json.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

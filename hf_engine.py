@@ -9,7 +9,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from engine import Engine, Sample, check_adapter, load, token_bytes
+from engine import Engine, Sample, check_adapter, load, load_adapter, token_bytes
 
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -216,11 +216,10 @@ class HFEngine(Engine):
 
     def _load_adapter(self):
         """Put the LoRA weights of the folder in use into the model, instead of those that are there."""
-        from peft import PeftModel
         if self.loaded is not None:
             self.model = self.model.unload()
         if self.adapter is not None:
-            self.model = PeftModel.from_pretrained(self.model, self.adapter).eval()
+            self.model = load_adapter(self.model, self.adapter).eval()
         self.loaded = self.adapter
 
     def close(self):

@@ -1,8 +1,11 @@
 """Small checkpoints that the tests make themselves: random weights, a byte-level tokenizer, a ChatML template."""
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never asks the Hub
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as engine.py does: before torch is loaded
+# A shell that starts the tests in its background lets them, and all that they start, ignore Ctrl-C: some send one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

@@ -1,6 +1,7 @@
 """Bad input gets one clear sentence and exit status 2, never a traceback, and what is written stays."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import evaluate
 import explore
 import runs
 import verifiers
-from conftest import make_model
+from conftest import make_adapter, make_model
 
 SCRIPTS = {"explore": explore.main, "distill": distill.main, "evaluate": evaluate.main}
 ROW = {"id": "a", "problem": "1 + 1?", "verifier": "math", "answer": "2"}
@@ -44,6 +45,22 @@ def files(tmp_path_factory, toy_model, toy_adapters):
     names["folder"] = str(folder)
     names["bare"] = make_model(folder / "bare", template=False)
     names["other"] = make_model(folder / "other", seed=3)
+
+    def damaged(name, original, file, change):
+        names[name] = shutil.copytree(original, folder / name)
+        change(folder / name / file)
+    for name, file in (("tornmodel", "model.safetensors"), ("tornconfig", "config.json"), ("torntokens", "tokenizer.json")):
+        damaged(name, toy_model, file, lambda path: os.truncate(path, 100))
+    damaged("noweights", toy_model, "model.safetensors", os.remove)
+    damaged("notokens", toy_model, ".", lambda path: [os.remove(file) for file in path.glob("tokenizer*")])
+    damaged("wide", toy_model, "config.json", lambda path: path.write_text(path.read_text().replace(
+        '"hidden_size": 64', '"hidden_size": 96')))
+    damaged("nosystem", toy_model, "chat_template.jinja", lambda path: path.write_text("{{ raise_exception('no turns') }}"))
+    damaged("tornadapter", toy_adapters[0], "adapter_model.safetensors", lambda path: os.truncate(path, 100))
+    damaged("halfadapter", toy_adapters[0], "adapter_model.safetensors", os.remove)
+    damaged("badadapter", toy_adapters[0], "adapter_config.json", lambda path: path.write_text("[]"))
+    damaged("wideadapter", make_adapter(make_model(folder / "broad", hidden_size=96), folder / "wa", 1), "adapter_config.json",
+            lambda path: path.write_text(path.read_text().replace(str(folder / "broad"), toy_model)))
     (folder / "busy").mkdir()
     names["busy"] = str(folder / "busy")
     (folder / "used").mkdir()
@@ -68,7 +85,14 @@ def files(tmp_path_factory, toy_model, toy_adapters):
     ("explore --bench mbpp --split train --model {model}", "no split train"),
     ("explore --bench {good}", "there is no CUDA device here"),
     ("explore --bench {good} --model {folder}/none", "is neither a folder here nor a model that the Hub gave"),
-    ("explore --bench {good} --model {folder}", "is no folder with a checkpoint in it"),
+    ("explore --bench {good} --model {folder}", "cannot be loaded (Unrecognized model in"),
+    ("explore --bench {good} --model {tornmodel} --out {folder}/c", "cannot be loaded"),
+    ("explore --bench {good} --model {tornconfig} --out {folder}/c", "cannot be loaded"),
+    ("explore --bench {good} --model {torntokens} --out {folder}/c", "cannot be loaded"),
+    ("explore --bench {good} --model {noweights} --out {folder}/c", "cannot be loaded"),
+    ("explore --bench {good} --model {notokens} --out {folder}/c", "has no tokenizer"),
+    ("explore --bench {good} --model {wide} --out {folder}/c", "cannot be loaded"),
+    ("explore --bench {good} --model {nosystem} --out {folder}/c", "does not take these turns (no turns)"),
     ("explore --bench {good} --model {bare} --out {folder}/a", "has no chat template"),
     ("explore --bench {good} --model {model} --max-model-len 16 --out {folder}/b", "does not fit the model's window of 16"),
     ("explore --bench {good} --model {model} --out {busy}", "another run holds the folder"),
@@ -90,7 +114,11 @@ def files(tmp_path_factory, toy_model, toy_adapters):
     ("distill --cplus {nomodel} --tau 0", "argument --tau"),
     ("distill --cplus {nomodel} --traces failure --model {model}", "rollouts.jsonl cannot be read"),
     ("evaluate --bench {good} --model {other} --adapter {adapter}", "was trained on"),
-    ("evaluate --bench {good} --model {model} --adapter {folder}", "holds no adapter_config.json"),
+    ("evaluate --bench {good} --model {model} --adapter {folder}", "holds no whole adapter_config.json"),
+    ("evaluate --bench {good} --model {model} --adapter {halfadapter}", "holds no whole adapter_config.json"),
+    ("evaluate --bench {good} --model {model} --adapter {badadapter}", "holds no whole adapter_config.json"),
+    ("evaluate --bench {good} --model {model} --adapter {tornadapter}", "cannot be loaded"),
+    ("evaluate --bench {good} --model {model} --adapter {wideadapter}", "cannot be loaded (Error(s) in loading state_dict"),
     ("evaluate --bench maths --model {model}", "there is no bench maths"),
     ("evaluate --rollouts {folder}/none.jsonl", "none.jsonl"),
     ("evaluate --rollouts {empty}", "empty.jsonl"),

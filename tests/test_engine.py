@@ -1,7 +1,10 @@
 """The transformers engine: what it returns is what the model's own forward says, whatever else runs beside it."""
 import asyncio
 import collections
+import json
 import math
+import os
+import shutil
 
 import pytest
 import torch
@@ -178,6 +181,22 @@ def test_adapter_of_another_model(toy_model, toy_adapters, tmp_path):
         sample_all(hf_settings(other), requests(1, adapter=toy_adapters[0]))
     with pytest.raises(BadInput, match="adapter_config.json"):
         sample_all(hf_settings(other), requests(1, adapter=str(tmp_path)))
+
+
+def test_adapter_of_a_model_that_moved(toy_model, toy_adapters, tmp_path):
+    """Where the named model is gone, one of the same last name is taken for it; where it is still there, no other is."""
+    def adapter(base):
+        folder = shutil.copytree(toy_adapters[0], tmp_path / "adapter", dirs_exist_ok=True)
+        config = folder / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
+        return str(folder)
+    assert os.path.basename(toy_model) == "model"
+    for base in ("gone/model", toy_model, os.path.join(toy_model, "..", "model")):
+        engine.check_adapter(adapter(base), toy_model)
+    (tmp_path / "model").mkdir()
+    for base in ("gone/another", str(tmp_path / "model"), None):
+        with pytest.raises(BadInput, match="was trained on"):
+            engine.check_adapter(adapter(base), toy_model)
 
 
 @pytest.mark.parametrize("place", ["HFEngine._prefill", "HFEngine._decode", "draw"])
