@@ -48,7 +48,6 @@ MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one
 # ---------------------------------------------------------------------------------------------------------------------
 # What it is taught
 
-
 def worked(a, b, careful, ending=ENDINGS[0], slip=None):
     """An addition worked digit by digit, with carries (right) or without; `slip`: the place of a digit one too high."""
     lines, total, carry = [], "", 0
@@ -99,7 +98,6 @@ def pair(rng, held_out=()):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The model
-
 
 def make_tokenizer(rng):
     """A byte-level BPE trained on the dialogues. Digits and newlines stand alone: a merge across "assistant\\n" would
@@ -206,7 +204,6 @@ def pretrain(seed, folder, most_steps=1500, batch=32, cooldown=200, enough=0.8, 
 # ---------------------------------------------------------------------------------------------------------------------
 # The demo
 
-
 def command(script, *flags):
     """Run a script's main() here, under the command line that does the same by itself."""
     flags = [str(flag) for flag in flags]
@@ -215,32 +212,37 @@ def command(script, *flags):
 
 
 def explored_run(out, folder):
-    return curves.read_run(os.path.join(out, folder, "rollouts.jsonl"), 1)
+    return curves.read_run(os.path.join(out, folder, "rollouts.jsonl"))
 
 
-def print_table(out):
-    """The whole demo in a table: what LEAF and random sampling found and at what cost, and what the update kept."""
+def sampled_tokens(run):
+    """Tokens up to each step, without those of updates."""
+    return [sum(tokens) for tokens in zip(*(run.curves[kind] for kind in measures.TOKENS))]
+
+
+def cost(run, level):
+    """Two cells: calls and tokens to a pass rate of `level`; the baseline's are those of its last point (Table 14)."""
+    reached = [k for k, rate in enumerate(run.curves["pass"], 1) if rate >= level] or [None]
+    k = reached[-1] if run.method == "random sampling" else reached[0]
+    return f"{k} | {sampled_tokens(run)[k - 1]:,}" if k else "- | -"
+
+
+def print_tables(out):
+    """The whole demo: what LEAF and random sampling found and at what cost, and what the update kept."""
     theirs, ours = explored_run(out, "random"), explored_run(out, "leaf")
-    their_rates, rates, tokens = theirs.curves["pass"], ours.curves["pass"], ours.curves["all"]
-    level, reach = their_rates[-1], first_call(rates, their_rates[-1])
-    tests = {name: runs.read_json(os.path.join(out, f"{name}.json"))["result"]
-             for name in ("base", "distilled", "failure")}
-    print(f"\n| exploration, {len(theirs.attempts)} problems | pass@1 | pass@{len(rates)} | mean accuracy "
-          f"| calls to {level:.1%} | tokens to {level:.1%} |\n|---|---|---|---|---|---|")
-    print(f"| random sampling | {their_rates[0]:.1%} | {level:.1%} | {theirs.curves['accuracy'][-1]:.1%} "
-          f"| {len(their_rates)} | {theirs.curves['all'][-1]:,} |")
-    print(f"| LEAF | {rates[0]:.1%} | {rates[-1]:.1%} | {ours.curves['accuracy'][-1]:.1%} | {reach or '-'} "
-          f"| {f'{tokens[reach - 1]:,}' if reach else '-'} |")
-    print(f"\n| plain prompt, {tests['base']['problems']} problems never seen | avg@4 | pass@4 | tokens per answer |\n"
-          "|---|---|---|---|")
-    for name, title in (("base", "before"), ("distilled", "after 20 steps on successful contexts"),
-                        ("failure", "control: on failure contexts")):
-        print(f"| {title} | {tests[name]['avg']:.1%} | {tests[name]['pass']:.1%} | {tests[name]['length']:.0f} |")
-
-
-def first_call(rates, level):
-    """The first k with pass@k >= level; None if there is none."""
-    return next((k for k, rate in enumerate(rates, 1) if rate >= level), None)
+    level = theirs.curves["pass"][-1]
+    print(f"\n| exploration, {len(theirs.attempts)} problems | pass@1 | pass@{ours.curves['calls'][-1]} "
+          f"| mean accuracy | calls to {level:.1%} | tokens to {level:.1%} |\n|---|---|---|---|---|---|")
+    for run in (theirs, ours):
+        first, *_, last = run.curves["pass"]
+        print(f"| {run.method} | {first:.1%} | {last:.1%} | {run.curves['accuracy'][-1]:.1%} | {cost(run, level)} |")
+    tests = {title: runs.read_json(os.path.join(out, f"{name}.json"))["result"] for name, title in (
+        ("base", "before"), ("distilled", "after 20 steps on successful contexts"),
+        ("failure", "control: on failure contexts"))}
+    print(f"\n| plain prompt, {tests['before']['problems']} problems never seen | avg@4 | pass@4 "
+          "| tokens per answer |\n|---|---|---|---|")
+    for title, test in tests.items():
+        print(f"| {title} | {test['avg']:.1%} | {test['pass']:.1%} | {test['length']:.0f} |")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -267,14 +269,11 @@ def ablate(out, explored):
     print(f"\n| 128 problems, 24 calls each | mean accuracy | pass@24 | calls to {level:.1%} | tokens to {level:.1%} "
           "| tokens sampled and read | GFLOPs, updates included |\n|---|---|---|---|---|---|---|")
     for title, (folder, *_) in ABLATIONS.items():
-        found = explored_run(out, folder).curves
-        rates, accuracy, compute = found["pass"], found["accuracy"][-1], 1e6 * found["petaflops"][-1]
-        tokens = [k - update for k, update in zip(found["all"], found.get("update", [0] * len(rates)))]
-        # the baseline's cost is that of its last point, as in Table 14
-        reach = len(rates) if folder == "random" else first_call(rates, level)
-        points[title] = compute, accuracy, rates[-1]
-        print(f"| {title} | {accuracy:.1%} | {rates[-1]:.1%} | {reach or '-'} "
-              f"| {f'{tokens[reach - 1]:,}' if reach else '-'} | {tokens[-1]:,} | {compute:,.0f} |")
+        run = explored_run(out, folder)
+        accuracy, rate, petaflops = (run.curves[name][-1] for name in ("accuracy", "pass", "petaflops"))
+        points[title] = 1e6 * petaflops, accuracy, rate
+        print(f"| {title} | {accuracy:.1%} | {rate:.1%} | {cost(run, level)} | {sampled_tokens(run)[-1]:,} "
+              f"| {1e6 * petaflops:,.0f} |")
     draw_ablations(os.path.join(out, "ablations.png"), points)
 
 
@@ -327,7 +326,7 @@ def main(argv=None):
                     "--out", os.path.join(out, f"{name}.json"))
         files = [os.path.join(out, method, "rollouts.jsonl") for method in ("leaf", "random")]
         report.draw(os.path.join(out, "curve.png"), [curves.read_group([file]) for file in files])
-        print_table(out)
+        print_tables(out)
         print(f"\nCurve: {os.path.join(out, 'curve.png')}   {time.time() - begin:.0f} s in all\n"
               f"All measures: python evaluate.py --rollouts {files[0]} --versus {files[1]}")
 
