@@ -34,7 +34,6 @@ from report import Table, percent, with_paper
 # ---------------------------------------------------------------------------------------------------------------------
 # Sampling and grading
 
-
 async def answer(request, settings, seed, adapter, sampler, graders):
     """Sample one response to request["messages"], unless the request brings its "response"; grade it on all tests.
 
@@ -145,16 +144,6 @@ def values_by_problem(records, key):
     return found
 
 
-def summary(records):
-    """What App. E.2 and Table 21 report of the responses to a bench; shares in [0, 1]."""
-    correct = values_by_problem(records, "correct")
-    average, passed = measures.avg_and_pass(correct.values())
-    return {"problems": len(correct), "avg": average, "pass": passed,
-            "length": measures.mean(r["completion_tokens"] for r in records),
-            "truncated": measures.mean(r["truncated"] for r in records),
-            "faults": dict(Counter(r["fault"] for r in records if r["fault"]))}
-
-
 def bench_main(args):
     """--bench: avg@n and pass@n."""
     settings = engine.settings(args, args.bench)
@@ -167,20 +156,25 @@ def bench_main(args):
     records = run_requests(args, settings, [
         {"problem": problem, "sample": k, "messages": prompts.opening(problem, settings.family)}
         for problem in problems for k in range(1, n + 1)], out)
-    result = summary(records) | {"samples": n, "wall_seconds": time.time() - begin}
+    correct = values_by_problem(records, "correct")
+    average, passed = measures.avg_and_pass(correct.values())
+    result = {"problems": len(correct), "avg": average, "pass": passed,  # shares in [0, 1]
+              "length": measures.mean(r["completion_tokens"] for r in records),
+              "truncated": measures.mean(r["truncated"] for r in records),
+              "faults": dict(Counter(r["fault"] for r in records if r["fault"])),
+              "samples": n, "wall_seconds": time.time() - begin}
     row = [model_name(settings.model), bench_name(args.bench, args.split), "adapter" if args.adapter else "base model",
-           result["problems"], 100 * result["avg"], 100 * result["pass"], result["length"], 100 * result["truncated"],
+           len(correct), 100 * average, 100 * passed, result["length"], 100 * result["truncated"],
            sum(result["faults"].values())]
     table = Table(f"Test of {args.adapter or 'the base model'} (Tables 18 and 21)",
                   ["model", "bench", "policy", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
                    "truncated (%)", "verifier faults"], [row])
     finish(args, settings, [(table, paper.TESTS)], out, result=result,
-           problems={key: values_by_problem(records, key) for key in ("correct", "completion_tokens")})
+           problems={"correct": correct, "completion_tokens": values_by_problem(records, "completion_tokens")})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The training problems: teacher accuracy, and what the policy keeps without context (App. G.4, G.5)
-
 
 def training_run(args, cplus):
     """Of the run that wrote `cplus`: engine settings, [model, bench], {problem id: lines of C+}, {id: Problem}, and the
@@ -255,20 +249,13 @@ def update_main(args):
                             "between the steps of an exploration cost is in its --rollouts tables).")
     cplus = distilled["settings"]["cplus"]
     steps = data.read_jsonl(os.path.join(args.update, "distill.jsonl"), torn_ok=True)
-    run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), 1)
-    cost = report.update_table(run, steps, (distilled.get("result") or {}).get("gpus", 1)), paper.UPDATE
-    if args.internalization:
-        internalization(args, cplus, run, cost)
+    run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"))
+    cost = report.update_table(run, steps, distilled.get("result", {}).get("gpus", 1)), paper.UPDATE
+    if not args.internalization:
+        shown = show(args, [cost])
+        if args.out:
+            runs.write_json(args.out, shown)
         return
-    if args.out:
-        make_room(args.out)
-    tables = show(args, [cost])
-    if args.out:
-        runs.write_json(args.out, tables)
-
-
-def internalization(args, cplus, run, cost):
-    """Table 32: the base model, the last student response of each problem, and the last step of the exploration."""
     settings, name, lines, problems, _ = training_run(args, cplus)
     samples = data.read_jsonl(os.path.join(args.update, "samples.jsonl"), torn_ok=True)
     last = {s["problem"]: s for s in samples if s["problem"] in lines}  # samples.jsonl is in the order of the steps
@@ -282,17 +269,15 @@ def internalization(args, cplus, run, cost):
     update = measures.mean(r["correct"] for r in records if r["sample"] == 0)
     step = run.curves["calls"][-1]
     rollout = measures.mean(run.attempts[p][step]["correct"] for p in last)
-    gain = measures.relative_gain(base, update, rollout)
+    shares = base, update, rollout, measures.relative_gain(base, update, rollout)
     accuracy = Table("Accuracy on the training problems without context, and with it in the rollout (Table 32)",
                      ["model", "bench", "problems", "base (%)", "update (%)", f"rollout, step {step} (%)",
-                      "relative gain (%)"],
-                     [[*name, len(last), percent(base), percent(update), percent(rollout), percent(gain)]])
+                      "relative gain (%)"], [[*name, len(last), *map(percent, shares)]])
     finish(args, settings, [cost, (accuracy, paper.INTERNALIZATION)], out)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Rollouts
-
 
 def rollouts_main(args):
     """--rollouts: tables and plots over runs, or one problem of them."""
@@ -301,15 +286,13 @@ def rollouts_main(args):
         return
     if args.plot and os.path.splitext(args.plot)[1] not in (".png", ".pdf", ".svg"):
         raise data.BadInput(f"--plot {args.plot} has no known ending: name a .png, .pdf or .svg file.")
-    for path in filter(None, (args.out, args.plot)):
-        make_room(path)
     groups = report.read_groups(args.rollouts, args.versus)
     tables = report.all_tables(groups)
     if args.cplus:
         tables.append((report.correction_table(groups, distill.read_cplus(args.cplus)), paper.CORRECTION))
-    tables = show(args, tables)
+    shown = show(args, tables)
     if args.out:
-        runs.write_json(args.out, tables)
+        runs.write_json(args.out, shown)
     if args.plot:
         report.draw(args.plot, groups)
 
@@ -346,6 +329,8 @@ def main(argv=None):
                        ("internalization", "update")):
         if getattr(args, flag) and not getattr(args, mode):
             parser.error(f"--{flag} goes with --{mode}")
+    for path in filter(None, (args.out, args.plot)):
+        make_room(path)
     mode = bench_main if args.bench else teacher_main if args.teacher else update_main if args.update else rollouts_main
     mode(args)
 
