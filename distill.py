@@ -68,26 +68,30 @@ def teacher_contexts(problems, traces, rollouts):
     """
     if traces == "success":
         return {problem: [line["context"] for line in lines] for problem, lines in problems.items()}
+    contexts = {problem: [] for problem in problems}
+    records = {(r["problem"], r["step"]): r for r in sorted(rollouts, key=lambda r: r["step"])}
+    for problem, lines in problems.items():
+        for line in lines:
+            if (problem, line["step"]) not in records:
+                raise data.BadInput(f"rollouts.jsonl has no step {line['step']} of problem {problem}, which cplus.jsonl "
+                                    "holds: put back the rollouts.jsonl of that run beside it.")
     if traces == "failure":
-        wrong = {problem: {} for problem in problems}
-        for r in sorted(rollouts, key=lambda r: r["step"]):
-            if r["reward"] == 0 and r["problem"] in wrong:
-                wrong[r["problem"]].setdefault(json.dumps(r["context"]), r["context"])
-        return {p: list(wrong[p].values()) or [lines[0]["opening"]] for p, lines in problems.items()}
-    turns = {problem: set() for problem in problems}  # the feedback turns of each problem
-    for r in rollouts:
+        for (problem, _), r in records.items():
+            if r["reward"] == 0 and problem in contexts and r["context"] not in contexts[problem]:
+                contexts[problem].append(r["context"])
+        return {problem: found or [problems[problem][0]["opening"]] for problem, found in contexts.items()}
+    turns = {problem: set() for problem, _ in records}  # the feedback turns of each problem
+    for (problem, _), r in records.items():
         if not r["restart"]:
             if len(r["context"]) < 2 or r["context"][-2]["role"] != "assistant":
                 raise data.BadInput("--traces random replaces the feedback turn, and these contexts have none: explore "
                                     "with --method leaf and a --memory that shows the response.")
-            turns.setdefault(r["problem"], set()).add(r["context"][-1]["content"])
+            turns[problem].add(r["context"][-1]["content"])
     everything = set().union(*turns.values())
-    restarts = {(r["problem"], r["step"]) for r in rollouts if r["restart"]}
-    contexts = {problem: [] for problem in problems}
     for problem, lines in problems.items():
         for line in lines:
             *earlier, turn = line["context"]
-            if (problem, line["step"]) not in restarts:
+            if not records[problem, line["step"]]["restart"]:
                 others = sorted(turns[problem] - {turn["content"]} or everything - {turn["content"]})
                 if not others:
                     raise data.BadInput("--traces random needs two feedback texts that differ, and these rollouts hold "
@@ -184,10 +188,14 @@ async def train_step(trainer, step, batch, problems, contexts):
                "teacher_tokens": sum(line["context_tokens"] + line["completion_tokens"] for line in lines),
                "sample_seconds": round(sampled - begin, 3), "train_seconds": round(time.time() - sampled, 3)}
     with training.together():
+        if not math.isfinite(metrics["grad_norm"]):
+            raise data.BadInput(f"the gradient of step {step} is not finite, so it is not kept: name another "
+                                "folder with --out and a smaller --lr, or try --dtype float32.")
         if rank == 0:
-            for line in lines:
-                runs.append(trainer.journals[1], line)
+            runs.append(trainer.journals[1], *lines)
             runs.append(trainer.journals[0], metrics)
+            for journal in trainer.journals:  # a checkpoint must not outlive its lines
+                os.fsync(journal.fileno())
             tqdm.write(log_line(metrics))
     training.save(trainer.policy, trainer.optimizer, trainer.folder, step)
     trainer.done = step  # the step counts from here on
@@ -354,9 +362,6 @@ def run(args, settings, problems, contexts):
     rank, done, journals = training.rank_and_world()[0], training.newest_step(folder), None
     with training.together():
         if rank == 0:
-            if done and not os.path.exists(path):
-                raise data.BadInput(f"{folder} holds checkpoints of a run without its distill.json: name another "
-                                    "folder with --out.")
             flags = ("cplus", "steps", "batch", "lr", "tau", "divergence", "traces", "seed")
             kept = {name: getattr(args, name) for name in flags} | {"tau": "inf" if args.tau == math.inf else args.tau}
             kept["contexts"] = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]

@@ -204,6 +204,7 @@ async def step_by_step(run, problems, cut, admitted):
                             if t == steps.start or (problem.id, t - 1) in run.done])
             number, rest = divmod(t, run.args.update_every)
             if rest == 0 and number > run.trainer.done:
+                os.fsync(run.journal.fileno())  # no checkpoint may outlive the answers that it stands on
                 lines = cplus_lines(run.args, run.settings, problems, run.done)
                 so_far = [line for line in lines if line["step"] <= t]  # a run that goes on may have later ones
                 await distill.train_on_all(run.trainer, number, so_far)
@@ -269,21 +270,20 @@ def start_trainer(run, problems):
 
 def begin(args, settings, problems):
     """Open the run's files, or those of the run that goes on. -> ({(problem id, step): record}, journal)."""
-    lines, journal = runs.open_journal(os.path.join(args.out, "rollouts.jsonl"))
+    records, journal = runs.open_journal(os.path.join(args.out, "rollouts.jsonl"))
     flags = ("bench", "split", "data", "method", "memory", "compress", "calls", "restart", "tail", "seed", "limit",
              "gpu_hours", "update_every")
     kept, growable = {name: getattr(args, name) for name in flags}, ("calls", "limit", "gpu_hours")
     if args.update_every:  # another problem would have needed the adapters of the steps that are over
         kept |= {"lr": args.lr, "tau": "inf" if args.tau == math.inf else args.tau, "divergence": args.divergence}
         growable = ("calls", "gpu_hours")
-    runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable, empty=not lines)
-    runs.keep_problems(args.out, problems, empty=not lines)
-    found = {(r["problem"], r["step"]): r for r in lines}
-    if len(found) < len(lines):
+    runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable, not records)
+    runs.keep_problems(args.out, problems, empty=not records)
+    done = {(r["problem"], r["step"]): r for r in records}
+    if len(done) < len(records):
         raise data.BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with "
                             "--out.")
-    wanted = [(p.id, t) for p in problems for t in range(1, args.calls + 1)]
-    return {key: found[key] for key in wanted if key in found}, journal
+    return done, journal
 
 
 def cplus_lines(args, settings, problems, records):
@@ -391,7 +391,8 @@ def main(argv=None):
                       file=sys.stderr)
                 sys.exit(130)
         kept = cplus_lines(args, settings, problems, run.done)
-        runs.write_text(os.path.join(args.out, "cplus.jsonl"), "".join(json.dumps(line) + "\n" for line in kept))
+        cplus_text = "".join(json.dumps(line) + "\n" for line in kept)
+        runs.write_bytes(os.path.join(args.out, "cplus.jsonl"), cplus_text.encode())
         finish(run, problems, kept, capped)
 
 

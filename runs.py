@@ -44,25 +44,28 @@ def read_json(path):
 
 
 def write_json(path, content):
-    write_text(path, json.dumps(content, indent=1) + "\n")
+    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def write_text(path, text):
-    """Write `text` whole or not at all."""
-    with open(path + ".part", "w") as file:
-        file.write(text)
+def write_bytes(path, content):
+    """Write a file whole or not at all, through to the disk."""
+    with open(path + ".part", "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".part", path)
 
 
-def begin(path, settings, growable=(), empty=False):
+def begin(path, settings, growable=(), empty=None):
     """Keep the settings of a run in the file `path`, or compare them with those that are there.
 
     A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`:
-    the run has no results yet, so that its settings may still change.
+    whether the run has no results yet, so that its settings may still change. Where it has some, the file must be there.
     """
-    kept = {}
+    kept, folder = {}, os.path.dirname(path) or "."
+    if empty is False and not os.path.exists(path):
+        raise BadInput(f"{folder} holds results of a run without its {os.path.basename(path)}, so that nobody knows its "
+                       "settings: name another folder with --out.")
     if os.path.exists(path) and not empty:
         kept = read_json(path)
         for name, now in settings.items():
@@ -71,22 +74,22 @@ def begin(path, settings, growable=(), empty=False):
                 continue
             if now != then:
                 hint = "it may only grow" if name in growable else "a run goes on with its own settings"
-                raise BadInput(f"{os.path.dirname(path) or '.'} holds a run with {name} = {then}, not {now} ({hint}): "
-                               "give that value, or name another folder with --out.")
+                raise BadInput(f"{folder} holds a run with {name} = {then}, not {now} ({hint}): give that value, or "
+                               "name another folder with --out.")
     write_json(path, kept | {"settings": settings, "versions": versions()})
 
 
 def keep_problems(folder, problems, empty):
-    """Keep a hash of each problem in `folder`; BadInput if the run there, unless `empty`, has had another problem."""
+    """Keep a hash of each problem in `folder`; BadInput unless those of the run there, if not `empty`, are the same."""
     path = os.path.join(folder, "problems.json")
-    hashes = {p.id: hashlib.sha256(json.dumps(dataclasses.asdict(p), default=list).encode()).hexdigest()[:16]
+    hashes = {p.id: hashlib.sha256(json.dumps(dataclasses.asdict(p), default=repr).encode()).hexdigest()[:16]
               for p in problems}
     known = read_json(path) if os.path.exists(path) and not empty else {}
-    for name, now in hashes.items():
-        if known.get(name, now) != now:
-            raise BadInput(f"problem {name} is another one than in the run that {folder} holds: put back the file of "
-                           "problems, or name another folder with --out.")
-    write_json(path, known | hashes)
+    for name, then in known.items():
+        if hashes.get(name) != then:
+            raise BadInput(f"problem {name} is another one than in the run that {folder} holds, or is gone: put back "
+                           "the file of problems, or name another folder with --out.")
+    write_json(path, hashes)
 
 
 def open_journal(path, last_step=None):
@@ -107,10 +110,10 @@ def open_journal(path, last_step=None):
     return records, open(path, "a")
 
 
-def append(file, record):
-    """Add a line and hand it to the operating system; BadInput if the disk takes no more."""
+def append(file, *records):
+    """Add a line each and hand them to the operating system; BadInput if the disk takes no more."""
     try:
-        file.write(json.dumps(record) + "\n")
+        file.write("".join(json.dumps(record) + "\n" for record in records))
         file.flush()
     except OSError as error:
         raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then "

@@ -259,7 +259,7 @@ def save(policy, optimizer, folder, step):
                 os.makedirs(part)
                 for name, content in (("adapter_model.safetensors", safetensors(weights, {"format": "pt"})),
                                       ("adapter_config.json", config.encode()), ("resume.pt", resume.getbuffer())):
-                    write(os.path.join(part, name), content)
+                    runs.write_bytes(os.path.join(part, name), content)
                 os.replace(part, os.path.join(folder, f"step_{step}"))
                 publish(folder, step)
             except OSError as error:
@@ -271,19 +271,10 @@ def publish(folder, step):
     """Make the adapter of step_K that of `folder`; leave no steps but the last two. Does no harm when done twice."""
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         with open(os.path.join(folder, f"step_{step}", name), "rb") as file:
-            write(os.path.join(folder, name + ".part"), file.read())
-        os.replace(os.path.join(folder, name + ".part"), os.path.join(folder, name))
+            runs.write_bytes(os.path.join(folder, name), file.read())
     for name in os.listdir(folder):
         if name.startswith(("step_", "part")) and name not in (f"step_{step}", f"step_{step - 1}"):
             shutil.rmtree(os.path.join(folder, name))
-
-
-def write(path, content):
-    """Write bytes through to the disk, so that a rename after it never shows half of them."""
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def restore(policy, optimizer, path):

@@ -196,6 +196,22 @@ def test_updates_between_the_steps(monkeypatch, tmp_path, toy_model):
     assert [line["step"] for line in data.read_jsonl(str(folder / "updates" / "distill.jsonl"))] == [1, 2, 3]
 
 
+def test_an_update_stands_on_answers_that_are_on_the_disk(monkeypatch, tmp_path, toy_model):
+    """Else a machine that goes down could leave an adapter whose answers are lost, and the run could not go on."""
+    path, synced, fsync, train = tmp_path / "rollouts.jsonl", {}, os.fsync, distill.train_on_all
+
+    def noted(fd):
+        synced[os.fstat(fd).st_ino] = os.fstat(fd).st_size
+        fsync(fd)
+
+    async def checked(*args):
+        assert synced[os.stat(path).st_ino] == os.path.getsize(path) > 0
+        await train(*args)
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(distill, "train_on_all", checked)
+    interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
+
+
 @pytest.mark.parametrize("every,fail_at", [(2, 5), (2, 9), (2, 18), (2, 20), (1, 10)])
 def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, every, fail_at):
     """Stopped within steps and (18) within an update: the same records, samples and adapter; a larger --calls goes on.

@@ -112,6 +112,13 @@ def test_random_traces_that_cannot_be(rollouts, sentence):
         distill.teacher_contexts(problems, "random", rollouts)
 
 
+@pytest.mark.parametrize("traces", ["failure", "random"])
+def test_traces_of_other_rollouts_are_refused(traces):
+    """Where a step of C+ is not in the file, nobody knows whether it was a restart."""
+    with pytest.raises(data.BadInput, match="no step 3 of problem a, which cplus.jsonl holds: put back"):
+        distill.teacher_contexts(PROBLEMS, traces, [r for r in ROLLOUTS if (r["problem"], r["step"]) != ("a", 3)])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One gradient
 
@@ -423,7 +430,7 @@ def test_more_steps_extend_a_run(cplus, tmp_path, scripted, undisturbed):
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on(cplus, tmp_path, scripted, undisturbed, monkeypatch):
     out = tmp_path / "out"
-    real = training.write
+    real = runs.write_bytes
 
     def full(path, content):
         if "step_" not in path and path.endswith("resume.pt") and os.path.isdir(out / "adapter" / "step_2"):
@@ -431,10 +438,38 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(cplus, tmp_path, script
             raise OSError(28, "No space left on device")
         real(path, content)
     with monkeypatch.context() as patch, pytest.raises(data.BadInput, match="No space left.*goes on after step 2"):
-        patch.setattr(training, "write", full)
+        patch.setattr(runs, "write_bytes", full)
         distill.main(flags(cplus, out))
     distill.main(flags(cplus, out))
     assert_same_run(out, undisturbed)
+
+
+def test_a_gradient_that_is_not_finite_is_never_kept(cplus, tmp_path, scripted):
+    """The first step makes weights of 1e30; the second ends the run before it replaces what is there."""
+    out = tmp_path / "out"
+    for _ in range(2):
+        with pytest.raises(data.BadInput, match="the gradient of step 2 is not finite, so it is not kept"):
+            distill.main(flags(cplus, out, 5, "--lr", "1e30"))
+        assert training.newest_step(out / "adapter") == 1
+        assert [s["step"] for s in data.read_jsonl(str(out / "distill.jsonl"))] == [1]
+
+
+def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scripted, monkeypatch):
+    """A machine that goes down may lose what was never synchronized: not a line of a step that it keeps."""
+    out, synced, fsync, save = tmp_path / "out", {}, os.fsync, training.save
+
+    def noted(fd):
+        synced[os.fstat(fd).st_ino] = os.fstat(fd).st_size
+        fsync(fd)
+
+    def checked(*args):
+        for name in ("distill.jsonl", "samples.jsonl"):
+            assert synced[os.stat(out / name).st_ino] == os.path.getsize(out / name) > 0
+        save(*args)
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(training, "save", checked)
+    distill.main(flags(cplus, out, 2))
+    assert training.newest_step(out / "adapter") == 2
 
 
 def test_an_interrupt_keeps_the_steps(cplus, tmp_path, scripted, undisturbed, monkeypatch, capsys):

@@ -273,6 +273,30 @@ def test_fewer_calls_and_another_problem_are_refused(monkeypatch, tmp_path):
         run(monkeypatch, tmp_path, number_script)
 
 
+def test_a_problem_that_is_gone_is_refused(monkeypatch, tmp_path):
+    run(monkeypatch, tmp_path, number_script)
+    write_bench(tmp_path / "bench.jsonl", 1)
+    with pytest.raises(data.BadInput, match="problem p1 is another one than in the run .* or is gone"):
+        run(monkeypatch, tmp_path, number_script)
+
+
+def test_a_problem_with_complex_numbers_has_its_hash(tmp_path):
+    """As two tasks of MBPP+ have."""
+    problems = [data.Problem("p", "mbpp", "?", "code", tests={"plus": {"inputs": [[number]]}}) for number in (1j, 2j)]
+    runs.keep_problems(str(tmp_path), problems[:1], empty=True)
+    runs.keep_problems(str(tmp_path), problems[:1], empty=False)
+    with pytest.raises(data.BadInput, match="problem p is another one"):
+        runs.keep_problems(str(tmp_path), problems[1:], empty=False)
+
+
+def test_answers_without_their_settings_are_refused(monkeypatch, tmp_path):
+    """rollouts.jsonl alone does not say which model, seed or --tail it is of."""
+    run(monkeypatch, tmp_path, number_script)
+    os.remove(tmp_path / "out" / "explore.json")
+    with pytest.raises(data.BadInput, match="holds results of a run without its explore.json"):
+        run(monkeypatch, tmp_path, number_script)
+
+
 def test_settings_may_change_while_nothing_is_graded(monkeypatch, tmp_path):
     """A first command that failed (a wrong model, say) does not block its folder."""
     with pytest.raises(SystemExit):
