@@ -44,16 +44,12 @@ SCIENCE_URL = "https://github.com/HICAI-ZJU/SciKnowEval/archive/53addee640092d66
 SCIENCE_SHA256 = "b6a285dc6710b6896eff49c5a686ffae8e03be284ae563f34071883ce493861d"  # of the sums of its open problems
 SCIENCE_FIELDS = dict.fromkeys(
     ("prompt.default", "question", "answer", "type", "domain", "details.level", "details.subtask"), str)
-SCIENCE_CRITERIA = {  # subtask: criterion of the judge; the paper names the criteria but not their subtasks
+SCIENCE_CRITERIA = {  # subtask: criterion of the judge, of all others final_result; the paper names the criteria alone
     "compound_disease_relation_extraction": "relation_set", "drug_drug_relation_extraction": "relation_set",
     "extract_doping": "relation_set", "material_component_extraction": "composition", "text_summary": "summary",
     "material_text_summary": "summary", "physics_text_summary": "summary", "procedure_generation": "key_content",
     "reagent_generation": "key_content", "Electromagnetic_Derivation": "derivation",
-    "General_Physics_Derivation": "derivation", "Quantum_Mechanics_Derivation": "derivation",
-    "crystal_structure_and_composition_analysis": "final_result",
-    "specified_band_gap_material_generation": "final_result", "Classical_Mechanics": "final_result",
-    "Electromagnetism": "final_result", "Electrostatics": "final_result", "Quantum_Mechanics": "final_result",
-    "Statistical_Mechanics": "final_result"}
+    "General_Physics_Derivation": "derivation", "Quantum_Mechanics_Derivation": "derivation"}
 ARITHMETIC_WORDINGS = ("Compute {a} + {b}.", "What is {a} + {b}?", "Quickly, what is {a} + {b}?")
 
 
@@ -74,9 +70,10 @@ def squash(text):
 # ------------------------------------------------------------------------------------------------
 # files
 
-def checked_rows(path, fields):
-    """Yield the rows of an upstream file; BadInput where one lacks a field of {"name" or "outer.inner": type}."""
-    for where, row in rows(path):
+def checked_rows(found, fields):
+    """Yield the rows of an upstream file, given as (where, row); BadInput where one lacks a field of {"name" or
+    "outer.inner": type}."""
+    for where, row in found:
         for name, kind in fields.items():
             value = row
             for part in name.split("."):
@@ -110,7 +107,7 @@ def math500(path):
     if path:
         check_copy(path, file_sha256(path), MATH500_SHA256)
     path = path or from_hub("HuggingFaceH4/MATH-500", "test.jsonl", MATH500_SHA256)
-    found = checked_rows(path, {"unique_id": str, "problem": str, "answer": str})
+    found = checked_rows(rows(path), {"unique_id": str, "problem": str, "answer": str})
     return [Problem(row["unique_id"], "math500", row["problem"], "math", row["answer"])
             for row in shuffled(found, lambda row: row["problem"])]
 
@@ -123,7 +120,7 @@ def math_train(path):
     from verifiers import last_boxed  # here, because verifiers.py stands on this file
     beside = []
     if path:
-        found = list(checked_rows(path, {"problem": str, "level": str, "solution": str}))
+        found = list(checked_rows(rows(path), {"problem": str, "level": str, "solution": str}))
         beside = [file for file in Path(path).parent.glob("*.jsonl")
                   if file.stat().st_size == MATH500_BYTES and file_sha256(file) == MATH500_SHA256]
     else:
@@ -168,12 +165,14 @@ def sciknoweval(split, path):
     if str(path).endswith(".tar.gz"):
         try:
             with tarfile.open(fileobj=open_file(path)) as archive:
-                pool = [row for member in archive if "/raw_data/" in member.name and member.name.endswith(".jsonl")
-                        for row in map(json.loads, archive.extractfile(member)) if is_open(row)]
-        except (tarfile.TarError, ValueError):
+                found = [(member.name, row) for member in archive
+                         if "/raw_data/" in member.name and member.name.endswith(".jsonl")
+                         for row in map(json.loads, archive.extractfile(member)) if is_open(row)]
+        except (tarfile.TarError, ValueError, AttributeError):  # the last: a line that is no JSON object
             raise BadInput(f"{path} is damaged: delete it and try again.") from None
     else:
-        pool = [row for row in checked_rows(path, SCIENCE_FIELDS) if is_open(row)]
+        found = rows(path)
+    pool = [row for row in checked_rows(found, SCIENCE_FIELDS) if is_open(row)]
     check_copy(path, sha256("".join(sorted(sha256(text(row) + row["answer"]) for row in pool))), SCIENCE_SHA256)
     copies = collections.Counter(map(text, pool))
     wanted = {("test", "L2"): range(75), ("test", "L5"): range(25), ("train", "L5"): range(25, 125)}
@@ -182,7 +181,7 @@ def sciknoweval(split, path):
         level, subtask = row["details"]["level"], row["details"]["subtask"]
         if ranks[row["domain"], level] in wanted.get((split, level), ()):
             problems.append(Problem(f"sciknoweval/{sha256(text(row))[:12]}", "sciknoweval", text(row), "judge",
-                                    reference=row["answer"], criterion=SCIENCE_CRITERIA[subtask]))
+                                    reference=row["answer"], criterion=SCIENCE_CRITERIA.get(subtask, "final_result")))
         ranks[row["domain"], level] += 1
     print(f"sciknoweval {split}: {len(problems)} of {len(pool)} problems, {len(pool) - ranks.total()} repeated ones "
           "dropped.", file=sys.stderr)
@@ -242,7 +241,7 @@ def lcb(split, path, limit):
             names = [from_hub("livecodebench/code_generation_lite", name, revision=LCB_REVISION) for name in names]
         else:
             names = [Path(path, name) for name in names] if Path(path).is_dir() else [path]
-        return (row for name in names for row in checked_rows(name, LCB_FIELDS))
+        return (row for name in names for row in checked_rows(rows(name), LCB_FIELDS))
 
     def keys(row):
         return {row["question_id"], squash(row["question_content"])}
@@ -317,10 +316,9 @@ def mbpp(path):
 
     path: one of the two with the other beside it ("bpp" in its name), or their folder.
     """
-    if path and Path(path).is_dir():
-        candidates = sorted(Path(path).glob("*bpp*.jsonl*"))
-    elif path:
-        candidates = [path, *sorted(Path(path).parent.glob("*bpp*.jsonl*"))]
+    if path:
+        folder, named = (Path(path), []) if Path(path).is_dir() else (Path(path).parent, [path])
+        candidates = named + sorted(folder.glob("*bpp*.jsonl*"))
     tables = []  # {number of the task: row} of the one file, then of the other
     for name, (pinned, fields) in MBPP_FILES.items():
         column = next(iter(fields))
@@ -332,20 +330,25 @@ def mbpp(path):
                 raise BadInput(f"mbpp is read from two files side by side, and {name} (with the column {column}) is "
                                "not there: name one of the two, or their folder, with --data.")
             check_copy(file, file_sha256(file), pinned)
-        tables.append({int(str(row["task_id"]).removeprefix("Mbpp/")): row for row in checked_rows(file, fields)})
+        tables.append({str(row["task_id"]).removeprefix("Mbpp/"): row for row in checked_rows(rows(file), fields)})
     hub, evalplus = tables
-    problems = []
-    for number in shuffled(hub.keys() & evalplus.keys(), lambda number: hub[number]["prompt"]):
-        row, plus = hub[number], evalplus[number]
-        convert = next((convert for numbers, convert in MBPP_CONVERSIONS.items() if number in numbers), list)
-        private = {"entry_point": plus["entry_point"], "canonical_solution": plus["canonical_solution"],
-                   "inputs": [convert(args) for args in plus["plus_input"]], "atol": plus["atol"]}
-        tests = {"type": "assert", "fn_name": None, "public": row["test_list"][:3], "private": [],
-                 "time_limit": ASSERT_SECONDS, "plus": private}
-        header = mbpp_header(row["code"], plus["entry_point"])
-        problems.append(Problem(f"Mbpp/{number}", "mbpp", row["prompt"], "code", tests=tests,
-                                imports=tuple(row["test_imports"]), header=header))
-    return problems
+    return [mbpp_problem(number, hub[number], evalplus[number])
+            for number in shuffled(hub.keys() & evalplus.keys(), lambda number: hub[number]["prompt"])]
+
+
+def mbpp_problem(number, row, plus):
+    """-> Problem of a task from its rows in the two files; BadInput if they are damaged."""
+    try:
+        convert = next((convert for numbers, convert in MBPP_CONVERSIONS.items() if int(number) in numbers), list)
+        inputs, header = [convert(args) for args in plus["plus_input"]], mbpp_header(row["code"], plus["entry_point"])
+    except Exception as error:  # a row that somebody has changed can raise nearly anything
+        raise BadInput(f"mbpp's task {number} cannot be read ({error!r}): fetch the files again.") from None
+    private = {"entry_point": plus["entry_point"], "canonical_solution": plus["canonical_solution"], "inputs": inputs,
+               "atol": plus["atol"]}
+    tests = {"type": "assert", "fn_name": None, "public": row["test_list"][:3], "private": [],
+             "time_limit": ASSERT_SECONDS, "plus": private}
+    return Problem(f"Mbpp/{number}", "mbpp", row["prompt"], "code", tests=tests, imports=tuple(row["test_imports"]),
+                   header=header)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -431,8 +431,23 @@ def test_sciknoweval_download(tmp_path, monkeypatch, capsys):
     (tmp_path / "damaged.tar.gz").write_bytes(gzip.compress(b"no archive"))
     with pytest.raises(BadInput, match="damaged.tar.gz is damaged: delete it and try again"):
         data.load("sciknoweval", path=str(tmp_path / "damaged.tar.gz"))
+    lacking = json.dumps(science_row("Physics", "L5", 1, question=None))
+    for line, sentence in (("[1]", "is damaged: delete it"), (lacking, 'a.jsonl has no "question" of the right type')):
+        with tarfile.open(tmp_path / "odd.tar.gz", "w:gz") as archive:
+            member = tarfile.TarInfo("top/raw_data/a.jsonl")
+            member.size = len(line)
+            archive.addfile(member, io.BytesIO(line.encode()))
+        with pytest.raises(BadInput, match=sentence):
+            data.load("sciknoweval", path=str(tmp_path / "odd.tar.gz"))
     (tmp_path / "a.tar.gz").unlink()
     assert problems == data.load("sciknoweval")  # kept
+
+
+def test_a_subtask_of_another_release_is_judged_by_its_result(tmp_path):
+    row = science_row("Physics", "L5", 1)
+    row["details"]["subtask"] = "Thermodynamics"
+    (problem,) = data.load("sciknoweval", path=write(tmp_path / "s.jsonl", [row]))
+    assert problem.criterion == "final_result"
 
 
 @real
@@ -645,6 +660,15 @@ def test_mbpp_arguments(tmp_path, number, given, want):
         write(tmp_path / f"mbpp_{name}.jsonl", rows)
     (problem,) = data.load("mbpp", path=str(tmp_path))
     assert repr(problem.tests["plus"]["inputs"]) == repr([want])
+
+
+@pytest.mark.parametrize("hub, plus", [({"task_id": "ten"}, {"task_id": "ten"}), ({"code": "def f("}, {}),
+                                       ({}, {"entry_point": "g"}), ({}, {"plus_input": [1]})])
+def test_mbpp_damaged_rows(tmp_path, hub, plus):
+    for name, (row,), changes in zip("hp", mbpp_rows(10), (hub, plus)):
+        write(tmp_path / f"mbpp_{name}.jsonl", [row | changes])
+    with pytest.raises(BadInput, match="^mbpp's task (10|ten) cannot be read .*: fetch the files again.$|right type"):
+        data.load("mbpp", path=str(tmp_path))
 
 
 @pytest.mark.parametrize("code, want", [
