@@ -26,7 +26,7 @@ class Run:
 class Group:
     """The runs of one method: the same models and benches for each seed."""
     method: str
-    seeds: list         # one {(model, bench): Run} per seed, cut at the last step that the seed's runs have in common
+    runs: dict          # (model, bench) -> [Run of each seed], cut at the last step that the seed's runs have in common
     curves: list        # one `overall` per seed
 
 
@@ -143,7 +143,8 @@ def read_group(paths):
         last = min(len(run.curves["calls"]) for run in cells.values())
         for run in cells.values():
             run.curves = {name: values[:last] for name, values in run.curves.items()}
-    return Group(runs[0].method, seeds, [overall(cells) for cells in seeds])
+    by_cell = {key: [cells[key] for cells in seeds] for key in seeds[0]}
+    return Group(runs[0].method, by_cell, [overall(cells) for cells in seeds])
 
 
 RATES = ("calls", "pass", "accuracy", "length")  # averaged over benches; all other curves are costs, which add up

@@ -71,12 +71,11 @@ def result_table(groups):
     """Tables 11, 13, 20, 22, 23 and 25: what the runs reached at their last step and what that cost."""
     rows = []
     for group in groups:
-        for key in group.seeds[0]:
-            rows.append([*key, group.method, *at_end([cells[key].curves for cells in group.seeds])])
-        if len(group.seeds[0]) > 1:
+        rows += [[*key, group.method, *at_end([run.curves for run in runs])] for key, runs in group.runs.items()]
+        if len(group.runs) > 1:
             rows.append(["all", "all", group.method, *at_end(group.curves)])
     title = "Results at the last step"
-    if len(groups[0].seeds[0]) > 1:
+    if len(groups[0].runs) > 1:
         title += " (all: rates averaged, costs added up over benches, both averaged over models)"
     return Table(title, ["model", "bench", "method", "steps", "mean accuracy (%)", "pass@k (%)",
                          "tokens processed (M)", "PFLOPs", "GPU hours", "tokens per answer"], rows)
@@ -98,8 +97,8 @@ def curve_table(group):
 def repeat_table(group):
     """Table 7: how often independent samples repeat an earlier wrong answer."""
     rows = []
-    for key in group.seeds[0]:
-        counts = [measures.repeats(cells[key].attempts) for cells in group.seeds]
+    for key, runs in group.runs.items():
+        counts = [measures.repeats(run.attempts) for run in runs]
         rows.append([*key, over_seeds([wrong for wrong, _ in counts]),
                      over_seeds([repeated / wrong if wrong else None for wrong, repeated in counts], 100)])
     return Table(f"Wrong answers of {group.method} that repeat an earlier one to the same problem (Table 7)",
@@ -110,9 +109,9 @@ def correction_table(groups, problems):
     """Table 28: self-correction over the first 10 steps on `problems`, those in C+, which the policy update uses."""
     rows = []
     for group in [group for group in groups if not group.method.startswith("random")]:  # which corrects nothing
-        for key in group.seeds[0]:
-            rates = [measures.self_correction({p: steps for p, steps in cells[key].attempts.items() if p in problems},
-                                              final_answer) for cells in group.seeds]
+        for key, runs in group.runs.items():
+            rates = [measures.self_correction({p: steps for p, steps in run.attempts.items() if p in problems},
+                                              final_answer) for run in runs]
             rows.append([*key, group.method, *(over_seeds([r[name] for r in rates], 100) for name in rates[0])])
     return Table("Self-correction on the problems of C+, first 10 steps (Table 28)",
                  ["model", "bench", "method", "wrong to right (%)", "right to wrong (%)", "wrong to the same wrong (%)",
@@ -168,14 +167,14 @@ def all_tables(groups):
     tables = [(result_table(groups), paper.EXPLORATION),
               *((repeat_table(group), paper.REPEATS) for group in independent)]
     if len(groups) == 2:
-        if len(groups[0].seeds) != len(groups[1].seeds) or set(groups[0].seeds[0]) != set(groups[1].seeds[0]):
+        if len(groups[0].curves) != len(groups[1].curves) or set(groups[0].runs) != set(groups[1].runs):
             raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same "
                            "ones.")
         speed, lengths = {}, {}
         if [group.method for group in groups] == ["LEAF", "random sampling"]:
             lengths = paper.LENGTHS
-            if set(groups[0].seeds[0]) == set(lengths):  # all models and benches of the paper
-                speed = {("verifier calls",): [*[None] * (len(groups[0].seeds) + 1), paper.CALLS_SPEED_UP]}
+            if set(groups[0].runs) == set(lengths):  # all models and benches of the paper
+                speed = {("verifier calls",): [*[None] * (len(groups[0].curves) + 1), paper.CALLS_SPEED_UP]}
                 lengths = lengths | {("mean", ""): paper.MEAN_LENGTH}
         tables += [(speed_table(*groups), speed), (length_table(*groups), lengths)]
         if len(leaf) == 2:
@@ -200,9 +199,9 @@ def speed_table(ours, theirs):
 def length_table(ours, theirs):
     """Table 3: ratio of mean lengths and difference of pass rates, per model and bench and averaged over them."""
     rows = []
-    for key in ours.seeds[0]:
-        length, passed = ([measures.mean(cells[key].curves[name][-1] for cells in group.seeds)
-                           for group in (ours, theirs)] for name in ("length", "pass"))
+    for key in ours.runs:
+        length, passed = ([measures.mean(run.curves[name][-1] for run in group.runs[key]) for group in (ours, theirs)]
+                          for name in ("length", "pass"))
         rows.append([*key, length[0] / length[1], 100 * (passed[0] - passed[1])])
     if len(rows) > 1:
         rows.append(["mean", "", *(measures.mean(row[i] for row in rows) for i in (2, 3))])
@@ -213,8 +212,8 @@ def length_table(ours, theirs):
 def paired_table(ours, theirs):
     """Table 8: repeat and fix rates over the problems that both have transitions of, those of all seeds together."""
     rows = []
-    for key in ours.seeds[0]:
-        rates = measures.paired_rates(*(measures.transitions(*(cells[key].attempts for cells in group.seeds))
+    for key in ours.runs:
+        rates = measures.paired_rates(*(measures.transitions(*(run.attempts for run in group.runs[key]))
                                         for group in (ours, theirs)))
         rows.append([*key, rates["problems"]])
         for name in ("repeat", "fix"):
@@ -230,9 +229,9 @@ def paired_table(ours, theirs):
 def pooled_table(ours, independent):
     """Table 9: repeats over all transitions against the base frequency in the independent samples of the same seed."""
     rows = []
-    for key in ours.seeds[0]:
-        rates = [measures.pooled_rates(measures.transitions(a[key].attempts), b[key].attempts)
-                 for a, b in zip(ours.seeds, independent.seeds)]
+    for key, runs in ours.runs.items():
+        rates = [measures.pooled_rates(measures.transitions(run.attempts), samples.attempts)
+                 for run, samples in zip(runs, independent.runs[key])]
         units = {"transitions": 1, "repeat": 100, "base": 100, "ratio": 1}
         rows.append([*key, *(over_seeds([r[name] for r in rates], unit) for name, unit in units.items())])
     return Table(f"The step after a wrong answer: how often {ours.method} repeats it, and how often independent "
@@ -271,7 +270,7 @@ def draw(path, groups):
                 panel.set_xscale("log")
             else:
                 panel.locator_params(axis="x", nbins=6)
-        ends = [run.curves for cells in group.seeds for run in cells.values()]
+        ends = [run.curves for runs in group.runs.values() for run in runs]
         lengths.plot([c["length"][-1] for c in ends], [100 * c["accuracy"][-1] for c in ends], linestyle="", **style)
     lengths.set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
     lengths.locator_params(axis="x", nbins=4)
@@ -285,9 +284,8 @@ def draw(path, groups):
             panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
             panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(groups))
-    if len(groups[0].seeds) > 1:
-        figure.supxlabel(f"Lines: mean of {len(groups[0].seeds)} seeds. Bands: lowest to highest. Points: single runs.",
-                         fontsize="small")
+    if (seeds := len(groups[0].curves)) > 1:
+        figure.supxlabel(f"Lines: mean of {seeds} seeds. Bands: lowest to highest. Points: single runs.", fontsize="small")
     figure.savefig(path, dpi=200)
 
 
