@@ -285,19 +285,25 @@ def draw(path, groups):
             panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(groups))
     if (seeds := len(groups[0].curves)) > 1:
-        figure.supxlabel(f"Lines: mean of {seeds} seeds. Bands: lowest to highest. Points: single runs.", fontsize="small")
+        figure.supxlabel(f"Lines: mean of {seeds} seeds. Bands: lowest to highest. Points: single runs.",
+                         fontsize="small")
     figure.savefig(path, dpi=200)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One problem's attempts, to be read
 
-def fold(text, width=100):
+def printable(text):
+    """`text` without control characters: a terminal would obey them."""
+    return "".join(c for c in text if c in "\n\t" or c.isprintable())
+
+
+def fold(text):
     """Indented, long lines of prose folded at words; code blocks stay as they are; control characters are left out."""
     lines, code = [], False
-    for line in "".join(c for c in text if c in "\n\t" or c.isprintable()).split("\n"):
+    for line in printable(text).split("\n"):
         code ^= line.lstrip().startswith("```")
-        lines += [line] if code or len(line) <= width else textwrap.wrap(line, width, break_long_words=False)
+        lines += [line] if code or len(line) <= 100 else textwrap.wrap(line, 100, break_long_words=False)
     return textwrap.indent("\n".join(lines), "    ")
 
 
@@ -317,7 +323,7 @@ def dialogue(steps):
         verdict = "correct" if record["correct"] else "passes the public tests only" if record["reward"] else "wrong"
         notes = [f"{record['completion_tokens']} tokens"]
         if record["signature"] and not record["feedback"]:  # MATH: the content of the box
-            notes.insert(0, f"answer {record['signature']}")
+            notes.insert(0, f"answer {printable(record['signature'])}")
         if record["truncated"]:
             notes.append("truncated")
         if record["fault"]:

@@ -6,12 +6,10 @@ Makes OUT/model (0.6 M parameters, three minutes), explores additions of three-d
 sampling, distills, evaluates on additions that were never seen, prints one table and draws OUT/curve.png. With
 --ablations: explores with each ablation of App. G.2 and G.3 instead, prints their table and draws OUT/ablations.png.
 
-What the model is taught, and so why there is an effect: two styles of adding. The careless one drops the carries and
-is mostly wrong, the careful one works them out and is right. On the plain prompt it is often careless (how often
-depends on the wording); after a revision turn it is more often careful. So a context helps by construction, as a
-large model's does by nature. What the demo shows is that Algorithm 1 exploits that, and that the update moves it into
-the parameters. Careful answers are longer, and a restart step also pays for its draft: the table gives calls and
-tokens.
+The model is taught two styles of adding: a careless one that drops the carries and is mostly wrong, and a careful one.
+On the plain prompt it is often careless, after a revision turn more often careful. So a context helps by construction,
+as a large model's does by nature; the demo shows that Algorithm 1 exploits that and that the update moves it into the
+parameters. Careful answers are longer, and a restart step also pays for its draft: the table gives calls and tokens.
 """
 import argparse
 import os

@@ -377,6 +377,7 @@ def test_dialogue():
     assert report.dialogue(steps) == DIALOGUE
     independent = report.dialogue({1: record("a", 1, "R", method="random")})
     assert independent.count("[user]") == 1 and "--> correct" in independent
+    assert "--> wrong (answer [2J7, 4 tokens)" in report.dialogue({1: record("a", 1, "\x1b[2J7")})
 
 
 def test_fold_keeps_code_and_drops_control_characters():
