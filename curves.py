@@ -162,6 +162,6 @@ def overall(cells):
 
 
 def mean_curves(parts):
-    """The mean of each curve that all `parts` have."""
+    """The mean of each curve that all `parts` have, step by step, cut at the last step that all of them reached."""
     names = [name for name in parts[0] if all(name in curves for curves in parts)]
-    return {name: measures.mean_curve([curves[name] for curves in parts]) for name in names}
+    return {name: [measures.mean(values) for values in zip(*(curves[name] for curves in parts))] for name in names}

@@ -211,19 +211,16 @@ def self_correction(attempts, final_answer):
 
     `final_answer(record)` is the extracted answer or None. Answers are compared without white space; none is no repeat.
     """
-    after_wrong, after_right, repeated = [], [], []
+    def answer(record):
+        return "".join((final_answer(record) or "").split())
+
     early = [r for steps in attempts.values() for r in steps.values() if r["step"] <= SELF_CORRECTION_STEPS]
-    for now in early:
-        before = attempts[now["problem"]].get(now["step"] - 1)
-        if before is None or now["restart"]:
-            continue
-        if before["correct"]:
-            after_right.append(not now["correct"])
-        else:
-            after_wrong.append(now["correct"])
-            a, b = ("".join((final_answer(record) or "").split()) for record in (before, now))
-            repeated.append(not now["correct"] and a == b != "")
-    return {"wrong_to_right": mean(after_wrong), "right_to_wrong": mean(after_right), "repeat": mean(repeated),
+    pairs = [(attempts[r["problem"]].get(r["step"] - 1), r) for r in early if not r["restart"]]
+    after_wrong = [(before, now) for before, now in pairs if before and not before["correct"]]
+    after_right = [now for before, now in pairs if before and before["correct"]]
+    return {"wrong_to_right": mean(now["correct"] for _, now in after_wrong),
+            "right_to_wrong": mean(not now["correct"] for now in after_right),
+            "repeat": mean(not now["correct"] and answer(before) == answer(now) != "" for before, now in after_wrong),
             "restart": mean(r["correct"] for r in early if r["restart"]), "mean": mean(r["correct"] for r in early)}
 
 
@@ -234,11 +231,6 @@ def relative_gain(base, update, rollout):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparisons over benches, models and seeds
-
-def mean_curve(curves):
-    """Mean of curves step by step, cut at the last step that all of them reached."""
-    return [mean(values) for values in zip(*curves)]
-
 
 def first_reach(xs, ys, level):
     """The x at which a curve first reaches `level`, linearly interpolated between its points; None if it never does."""

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+import curves
 import measures
 from data import BadInput
 
@@ -178,7 +179,8 @@ def test_speed_up_interpolates_on_the_faster_curve():
 
 
 def test_mean_curve_ends_with_the_shortest():
-    assert measures.mean_curve([[0.0, 0.5, 1.0], [1.0, 1.0]]) == [0.5, 0.75]
+    parts = [{"pass": [0.0, 0.5, 1.0], "hours": [1, 2, 3]}, {"pass": [1.0, 1.0]}]
+    assert curves.mean_curves(parts) == {"pass": [0.5, 0.75]}
 
 
 def test_mean_and_sample_deviation_over_seeds():
