@@ -122,7 +122,7 @@ def math_train(path):
     if path:
         found = list(checked_rows(rows(path), {"problem": str, "level": str, "solution": str}))
         beside = [file for file in Path(path).parent.glob("*.jsonl")
-                  if file.stat().st_size == MATH500_BYTES and file_sha256(file) == MATH500_SHA256]
+                  if file.is_file() and file.stat().st_size == MATH500_BYTES and file_sha256(file) == MATH500_SHA256]
     else:
         try:
             import pyarrow.parquet

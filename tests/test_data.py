@@ -359,6 +359,7 @@ def test_math_train(tmp_path, monkeypatch, hub):
     with pytest.raises(BadInput, match="MATH-500 is needed too, .*: put its test.jsonl beside the --data file"):
         data.load("math500", "train", path=path)
     test = write(folder / "held_out.jsonl", math_rows(10))
+    (folder / "gone.jsonl").symlink_to("nowhere")
     monkeypatch.setattr(data, "MATH500_SHA256", data.file_sha256(test))
     monkeypatch.setattr(data, "MATH500_BYTES", os.path.getsize(test))
     problems = data.load("math500", "train", path=path)
