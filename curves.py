@@ -80,6 +80,26 @@ def missing(attempts, step, failed):
     return f"step {step} is missing for {len(behind)} of {len(attempts)} problems, such as {behind[0]}{why}"
 
 
+def run_curves(path, attempts, last, settings, result):
+    """{name: values at steps 1..last} of the run in `path`; `settings` and `result`: those of its explore.json."""
+    curves = {"calls": [*range(1, last + 1)], "pass": measures.pass_curve(attempts, last),
+              "accuracy": measures.per_answer_curve(attempts, last, "correct"),
+              "length": measures.per_answer_curve(attempts, last, "completion_tokens"),
+              **measures.token_curves(attempts, last)}
+    every, journal = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
+    updates = data.read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
+    forward, trained, update_seconds = measures.update_curves(updates, every or 1, last)
+    if updates:
+        curves |= {"update": forward, "all": [sum(tokens) for tokens in zip(curves["all"], forward)]}
+    if result:
+        curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in zip(curves["all"], trained)]
+        startup, wall = result["startup_seconds"], result["wall_seconds"]
+        elapsed = max(r.get("elapsed_seconds", 0) for steps in attempts.values() for r in steps.values())
+        wall = max(wall, elapsed - startup)  # a run that goes on has taken longer than its explore.json knows
+        curves["hours"] = measures.hour_curve(attempts, last, startup, wall, result["gpus"], update_seconds)
+    return curves
+
+
 def read_run(path, number=1):
     """The run in `path`; `number` stands for the seed where there is no explore.json."""
     attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
@@ -93,20 +113,8 @@ def read_run(path, number=1):
     if complete == 0:
         raise BadInput(f"{path}: no step is complete for every problem ({missing(attempts, 1, failed)}): go on with "
                        "the same explore.py command.")
-    curves = {"calls": [*range(1, complete + 1)], "pass": measures.pass_curve(attempts, complete),
-              "accuracy": measures.per_answer_curve(attempts, complete, "correct"),
-              "length": measures.per_answer_curve(attempts, complete, "completion_tokens"),
-              **measures.token_curves(attempts, complete)}
-    every, journal = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
-    updates = data.read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
-    forward, trained, seconds = measures.update_curves(updates, every or 1, complete)
-    if updates:
-        curves |= {"update": forward, "all": [sum(tokens) for tokens in zip(curves["all"], forward)]}
-    if result:
-        curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in zip(curves["all"], trained)]
-        startup = result["startup_seconds"]  # a run that goes on has taken longer than its explore.json knows
-        wall = max(result["wall_seconds"], *(record.get("elapsed_seconds", 0) - startup for record in records))
-        curves["hours"] = measures.hour_curve(attempts, complete, startup, wall, result["gpus"], seconds)
+    curves = run_curves(path, attempts, complete, settings, result)
+    if "hours" in curves:
         cap = settings["gpu_hours"] or float("inf")
         last = sum(hours <= cap for hours in curves["hours"])  # App. C.4: min(K, k_5h)
         if last == 0:
