@@ -70,11 +70,10 @@ def teacher_contexts(problems, traces, rollouts):
         return {problem: [line["context"] for line in lines] for problem, lines in problems.items()}
     contexts = {problem: [] for problem in problems}
     records = {(r["problem"], r["step"]): r for r in sorted(rollouts, key=lambda r: r["step"])}
-    for problem, lines in problems.items():
-        for line in lines:
-            if (problem, line["step"]) not in records:
-                raise data.BadInput(f"rollouts.jsonl has no step {line['step']} of problem {problem}, which cplus.jsonl "
-                                    "holds: put back the rollouts.jsonl of that run beside it.")
+    for problem, step in ((problem, line["step"]) for problem, lines in problems.items() for line in lines):
+        if (problem, step) not in records:
+            raise data.BadInput(f"rollouts.jsonl has no step {step} of problem {problem}, which cplus.jsonl holds: put "
+                                "back the rollouts.jsonl of that run beside it.")
     if traces == "failure":
         for (problem, _), r in records.items():
             if r["reward"] == 0 and problem in contexts and r["context"] not in contexts[problem]:
@@ -103,7 +102,7 @@ def teacher_contexts(problems, traces, rollouts):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One update (line 16)
+# One update: the student's responses (line 15), the gradient step (line 16)
 
 
 @dataclasses.dataclass
@@ -116,6 +115,33 @@ class Item:
     def tokens(self):
         """Tokens of the student's and the teacher's row."""
         return len(self.opening) + len(self.context) + 2 * len(self.sample.token_ids)
+
+
+async def student_samples(sampler, settings, adapter, seed, step, share, problems, contexts, traces):
+    """y ~ policy(. | x) with the adapter of a folder (None: without) for each (problem, occurrence) of `share`.
+
+    Returns the items to train with and the lines of samples.jsonl, both in the order of `share`.
+    """
+    async def one(problem, occurrence):
+        lines = problems[problem]
+        opening = sampler.encode(lines[0]["opening"])
+        context = sampler.encode(draw_context(contexts[problem], seed, step, problem, occurrence))
+        # The contexts of success and random traces stand in the order of C+; those of failures are no steps of C+.
+        context_step = None if traces == "failure" else draw_context(lines, seed, step, problem, occurrence)["step"]
+        request = engine.request_seed(seed, problem, step, f"student {occurrence}")
+        try:
+            sample = await sampler.sample(opening, seed=request, max_tokens=settings.max_tokens,
+                                          temperature=settings.temperature, top_p=settings.top_p, adapter=adapter)
+        except engine.ContextTooLong as error:
+            raise data.BadInput(f"problem {problem} cannot be sampled: {error}") from None
+        n = len(sample.token_ids)
+        return Item(opening, context, sample), {
+            "step": step, "problem": problem, "bench": lines[0]["bench"], "occurrence": occurrence,
+            "context_step": context_step, "response": sample.text, "prompt_tokens": len(opening),
+            "completion_tokens": n, "context_tokens": len(context), "finish_reason": sample.finish_reason,
+            "truncated": sample.finish_reason == "length" or n >= settings.max_tokens, "seed": request}
+    pairs = await asyncio.gather(*(one(*pair) for pair in share))
+    return [item for item, _ in pairs], [line for _, line in pairs]
 
 
 def micro_batches(items, budget):
@@ -137,23 +163,21 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
     does not depend on how the batch is cut. A rank with fewer micro-batches runs empty ones: every rank must take part
     in every collective operation of the sharded model.
     """
-    world = training.rank_and_world()[1]
     batches = micro_batches(items, budget)
-    total = int(training.summed([sum(len(i.sample.token_ids) for i in items)])[0])
-    sums = np.zeros(6)
-    for batch in batches + [[]] * (max(training.gathered([len(batches)])) - len(batches)):
-        students = [i.opening + i.sample.token_ids for i in batch] or [[0, 0]]
-        teachers = [i.context + i.sample.token_ids for i in batch] or [[0, 0]]
-        lengths = [len(i.sample.token_ids) for i in batch] or [0]
-        token_ids = torch.tensor([t for i in batch for t in i.sample.token_ids], dtype=torch.long, device=policy.device)
-        sampler_logprobs = torch.tensor([x for i in batch for x in i.sample.logprobs], device=policy.device)  # log mu
-        with torch.no_grad():
-            teacher = policy.hidden(teachers, lengths)  # q: the same current policy, adapter included
-        student = policy.hidden(students, lengths)      # p
+    ranks = training.gathered([(len(batches), sum(len(i.sample.token_ids) for i in items))])
+    most, total = max(count for count, _ in ranks), sum(tokens for _, tokens in ranks)
+    sums, device = np.zeros(6), policy.head.device
+    for batch in batches + [[]] * (most - len(batches)):
+        lengths = [len(i.sample.token_ids) for i in batch]
+        token_ids = torch.tensor([t for i in batch for t in i.sample.token_ids], dtype=torch.long, device=device)
+        sampler_logprobs = torch.tensor([x for i in batch for x in i.sample.logprobs], device=device)  # log mu
+        with torch.no_grad():  # q: the same current policy, adapter included
+            teacher = policy.hidden([i.context + i.sample.token_ids for i in batch], lengths)
+        student = policy.hidden([i.opening + i.sample.token_ids for i in batch], lengths)  # p
         stats = {}
         value, _ = loss.distill_loss(student, teacher, policy.head, token_ids, sampler_logprobs,
                                      temperature=policy.temperature, kind=kind, tau=tau, stats=stats)
-        (value * world / total).backward()  # FSDP averages over the ranks: times world gives their sum
+        (value * len(ranks) / total).backward()  # FSDP averages over the ranks: times their number gives their sum
         weights = stats["weights"]
         sums += [float(x) for x in (value.detach(), stats["divergence"], weights.sum(), (weights >= 2).sum(),
                                     stats["entropy"], stats["capped_entries"])]
@@ -161,7 +185,7 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     optimizer.step()
     optimizer.zero_grad()
-    sums = (training.summed(sums) / total).tolist()
+    sums = (sum(training.gathered([sums])) / total).tolist()
     return {"loss": sums[0], "divergence": sums[1], "mean_w": sums[2], "capped_w": sums[3], "entropy": sums[4],
             "capped_entries": sums[5] / policy.head.shape[0], "grad_norm": float(norm), "response_tokens": total}
 
@@ -230,33 +254,6 @@ async def distill(args, settings, problems, contexts, done, journals):
         sampler.close()
 
 
-async def student_samples(sampler, settings, adapter, seed, step, share, problems, contexts, traces):
-    """y ~ policy(. | x) with the adapter of a folder (None: without) for each (problem, occurrence) of `share`.
-
-    Returns the items to train with and the lines of samples.jsonl, both in the order of `share`.
-    """
-    async def one(problem, occurrence):
-        lines = problems[problem]
-        opening = sampler.encode(lines[0]["opening"])
-        context = sampler.encode(draw_context(contexts[problem], seed, step, problem, occurrence))
-        # The contexts of success and random traces stand in the order of C+; those of failures are no steps of C+.
-        context_step = None if traces == "failure" else draw_context(lines, seed, step, problem, occurrence)["step"]
-        request = engine.request_seed(seed, problem, step, f"student {occurrence}")
-        try:
-            sample = await sampler.sample(opening, seed=request, max_tokens=settings.max_tokens,
-                                          temperature=settings.temperature, top_p=settings.top_p, adapter=adapter)
-        except engine.ContextTooLong as error:
-            raise data.BadInput(f"problem {problem} cannot be sampled: {error}") from None
-        n = len(sample.token_ids)
-        return Item(opening, context, sample), {
-            "step": step, "problem": problem, "bench": lines[0]["bench"], "occurrence": occurrence,
-            "context_step": context_step, "response": sample.text, "prompt_tokens": len(opening),
-            "completion_tokens": n, "context_tokens": len(context), "finish_reason": sample.finish_reason,
-            "truncated": sample.finish_reason == "length" or n >= settings.max_tokens, "seed": request}
-    pairs = await asyncio.gather(*(one(*pair) for pair in share))
-    return [item for item, _ in pairs], [line for _, line in pairs]
-
-
 def log_line(m):
     return (f"step {m['step']:3d}  loss {m['loss']:.5f}  D {m['divergence']:.5f}  w {m['mean_w']:.4f} "
             f"(at the cap {m['capped_w']:.2%})  entropy {m['entropy']:.3f}  length {m['length']:.0f}  "
@@ -264,13 +261,20 @@ def log_line(m):
             f"sampling {m['sample_seconds']:.1f} s, update {m['train_seconds']:.1f} s")
 
 
-def read_cplus(path):
-    """cplus.jsonl -> {problem id: its lines}, in the order of the file; BadInput if there is nothing to learn from."""
-    problems, fields = {}, ("problem", "bench", "model", "family", "decoding", "opening", "context", "response", "step")
-    for number, line in enumerate(data.read_jsonl(path), 1):
+def check_fields(path, lines, *fields):
+    """BadInput where a line of explore.py's file lacks one of the fields."""
+    for number, line in enumerate(lines, 1):
         if missing := [name for name in fields if name not in line]:
             raise data.BadInput(f"{path} line {number} has no {missing[0]}: name the cplus.jsonl that explore.py "
-                                "wrote.")
+                                "wrote, with its rollouts.jsonl beside it.")
+
+
+def read_cplus(path):
+    """cplus.jsonl -> {problem id: its lines}, in the order of the file; BadInput if there is nothing to learn from."""
+    problems, lines = {}, data.read_jsonl(path)
+    check_fields(path, lines, "problem", "bench", "model", "family", "decoding", "opening", "context", "response",
+                 "step")
+    for line in lines:
         problems.setdefault(line["problem"], []).append(line)
     if not problems:
         raise data.BadInput(f"{path} holds no context: no answer was right, so there is nothing to distill; explore "
@@ -350,9 +354,10 @@ def prepare(args):
                             "--data-parallel.")
     settings = engine.settings(args, first["bench"], gpu_memory=0.4)
     settle(args, settings, first["bench"])
-    rollouts = []
+    rollouts, beside = [], os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl")
     if args.traces != "success":
-        rollouts = data.read_jsonl(os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl"), torn_ok=True)
+        rollouts = data.read_jsonl(beside, torn_ok=True)
+        check_fields(beside, rollouts, "problem", "step", "reward", "restart", "context")
     return settings, problems, teacher_contexts(problems, args.traces, rollouts)
 
 

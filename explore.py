@@ -192,7 +192,7 @@ async def explore(run, problems):
         work = [admitted(problem, steps) for steps in cut for problem in problems
                 if any((problem.id, t) not in run.done for t in steps)]
     cap = run.args.gpu_hours and max(0, run.args.gpu_hours * 3600 / run.engine.gpus - elapsed(run))
-    return await together(work, cap)
+    return await side_by_side(work, cap)
 
 
 async def step_by_step(run, problems, cut, admitted):
@@ -200,17 +200,16 @@ async def step_by_step(run, problems, cut, admitted):
     for steps in cut:
         for t in steps:
             # what came before t in its segment is done: these add step t alone
-            await together([admitted(problem, range(steps.start, t + 1)) for problem in problems
-                            if t == steps.start or (problem.id, t - 1) in run.done])
+            await side_by_side([admitted(problem, range(steps.start, t + 1)) for problem in problems
+                                if t == steps.start or (problem.id, t - 1) in run.done])
             number, rest = divmod(t, run.args.update_every)
             if rest == 0 and number > run.trainer.done:
                 os.fsync(run.journal.fileno())  # no checkpoint may outlive the answers that it stands on
-                lines = cplus_lines(run.args, run.settings, problems, run.done)
-                so_far = [line for line in lines if line["step"] <= t]  # a run that goes on may have later ones
+                so_far = [line for line in cplus_lines(run, problems) if line["step"] <= t]  # a resumed run has more
                 await distill.train_on_all(run.trainer, number, so_far)
 
 
-async def together(coroutines, seconds=None):
+async def side_by_side(coroutines, seconds=None):
     """Run them side by side to their ends; an error, the time limit or Ctrl-C ends them all. -> whether time did."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     if not tasks:
@@ -286,14 +285,14 @@ def begin(args, settings, problems):
     return done, journal
 
 
-def cplus_lines(args, settings, problems, records):
+def cplus_lines(run, problems):
     """The lines of cplus.jsonl."""
-    decoding = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens")}
-    kept = cplus(records[p.id, t] for p in problems for t in range(1, args.calls + 1) if (p.id, t) in records)
-    openings = {p.id: opening(args, settings.family, p) for p in problems}
-    return [{"problem": r["problem"], "bench": r["bench"], "model": settings.model, "family": settings.family,
-             "decoding": decoding, "opening": openings[r["problem"]], "context": r["context"],
-             "response": r["response"], "step": r["step"]} for r in kept]
+    steps, s = range(1, run.args.calls + 1), run.settings
+    decoding = {"temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens}
+    openings = {p.id: opening(run.args, s.family, p) for p in problems}
+    return [{"problem": r["problem"], "bench": r["bench"], "model": s.model, "family": s.family, "decoding": decoding,
+             "opening": openings[r["problem"]], "context": r["context"], "response": r["response"], "step": r["step"]}
+            for r in cplus(run.done[p.id, t] for p in problems for t in steps if (p.id, t) in run.done)]
 
 
 def finish(run, problems, kept, capped):
@@ -323,10 +322,6 @@ def finish(run, problems, kept, capped):
             "above), and lack calls: use a longer window or a smaller --tail, in another --out.")
 
 
-def restart_interval(text):
-    return text if text == "never" else engine.positive_int(text)
-
-
 def check(args, parser):
     """BadInput for flags that do not go together."""
     if args.compress != "tail" and args.memory != "leaf":
@@ -354,8 +349,8 @@ def main(argv=None):
     parser.add_argument("--compress", choices=["tail", "none", "head-tail", "summary", "block", "low-logprob"],
                         default="tail", help="how the memory shows a response of more than L tokens (Table 24)")
     parser.add_argument("--calls", type=engine.positive_int, help="K, calls a problem (default: 24; train: 20)")
-    parser.add_argument("--restart", type=restart_interval, default=5, metavar="M|never",
-                        help="the memory is reset every M steps")
+    parser.add_argument("--restart", default=5, metavar="M|never", help="the memory is reset every M steps",
+                        type=lambda text: text if text == "never" else engine.positive_int(text))
     parser.add_argument("--tail", type=engine.positive_int, default=2000,
                         help="L, tokens of a longer response that the memory keeps")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
@@ -390,7 +385,7 @@ def main(argv=None):
                 print(f"\nStopped. Every graded answer is in {journal.name}; the same command goes on.",
                       file=sys.stderr)
                 sys.exit(130)
-        kept = cplus_lines(args, settings, problems, run.done)
+        kept = cplus_lines(run, problems)
         cplus_text = "".join(json.dumps(line) + "\n" for line in kept)
         runs.write_bytes(os.path.join(args.out, "cplus.jsonl"), cplus_text.encode())
         finish(run, problems, kept, capped)

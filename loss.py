@@ -1,5 +1,4 @@
-"""
-The distillation loss (paper, Sec. 2.3, App. B.4 and G.5): the clipped f-divergence between the student's and the
+"""The distillation loss (paper, Sec. 2.3, App. B.4 and G.5): the clipped f-divergence between the student's and the
 teacher's next-token distributions (Eq. 2), times a truncated importance weight, summed over response tokens (Eq. 3).
 
 `token_divergence` is the plain form, to be read. `distill_loss` has the same value and gradient and is the one to train
@@ -24,10 +23,10 @@ CHUNK_BYTES = {"cpu": 2**27, "cuda": 2**29}  # at V = 151,936: 220 and 883 token
 
 
 def token_divergence(student_logits, teacher_logits, kind="reverse_kl", tau=math.inf):
-    """
-    D_i of Eq. 2 per token, float32 [T], from logits [T, V] that are already divided by the temperature. Differentiable
-    in both arguments; the caller detaches the teacher. An entry above tau counts as tau and gets no gradient.
-    kind: "reverse_kl" (Eq. 4), "forward_kl" or "jsd" with beta 0.5 (App. G.5); any other raises ValueError.
+    """D_i of Eq. 2 per token, float32 [T], from logits [T, V] that are already divided by the temperature.
+
+    Differentiable in both arguments; the caller detaches the teacher. An entry above tau counts as tau and gets no
+    gradient. kind: "reverse_kl" (Eq. 4), "forward_kl" or "jsd" with beta 0.5 (App. G.5); any other raises ValueError.
     """
     dtype = torch.promote_types(student_logits.dtype, torch.float32)
     # A logit of -inf (a masked entry) has p = 0; the clamp makes its term 0 * finite = 0 instead of 0 * inf = nan.
@@ -47,17 +46,14 @@ def token_divergence(student_logits, teacher_logits, kind="reverse_kl", tau=math
 
 
 def importance_weights(train_logprobs, sampler_logprobs, cap=2.0):
-    """
-    w_i = min(policy(y_i) / mu(y_i), cap) (App. B.4), float32 [T] without gradient. Both arguments are log-probabilities
-    [T] of the sampled tokens: the training engine's, and the sampling engine's after temperature and top-p.
-    """
+    """w_i = min(policy(y_i) / mu(y_i), cap) (App. B.4), float32 [T] without gradient, from log-probabilities [T] of the
+    sampled tokens: the training engine's, and the sampling engine's after temperature and top-p."""
     return (train_logprobs.detach().float() - sampler_logprobs.detach().float()).exp().clamp(max=cap)
 
 
 def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, sampler_logprobs, *, temperature,
                  kind="reverse_kl", tau=math.inf, cap=2.0, chunk=None, stats=None):
-    """
-    The numerator of Eq. 3 over T response tokens, and the log-probabilities behind its weights, from one forward pass.
+    """The numerator of Eq. 3 over T response tokens, and the log-probabilities behind its weights, in one forward pass.
 
     student_hidden, teacher_hidden: [T, d], bfloat16 or float32, the states that predict the T tokens. T may be 0.
     lm_head_weight: [V, d], a head without bias. It is frozen: it gets no gradient even if it asks for one.
@@ -78,12 +74,10 @@ def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, samp
 
 
 class _DistillLoss(torch.autograd.Function):
-    """
-    Takes the gradient in the forward pass, so that nothing of size V outlives its chunk and nothing is computed twice:
-    three products with the head (student, teacher, gradient), the fewest possible. Four [chunk, V] buffers serve all
-    chunks: fresh memory costs a CPU a fifth of the time in page faults. Eager on purpose: torch.compile could fuse the
-    element-wise passes on a GPU, but that was not measured on one.
-    """
+    """Takes the gradient in the forward pass, so that nothing of size V outlives its chunk and nothing is computed
+    twice: three products with the head (student, teacher, gradient), the fewest possible. Four [chunk, V] buffers serve
+    all chunks: fresh memory costs a CPU a fifth of the time in page faults. Eager on purpose: torch.compile could fuse
+    the element-wise passes on a GPU, but that was not measured on one."""
 
     @staticmethod
     def forward(ctx, student_hidden, teacher_hidden, weight, token_ids, sampler_logprobs,
@@ -133,10 +127,9 @@ class _DistillLoss(torch.autograd.Function):
 
 
 def _matmul(x, matrix, out=None):
-    """
-    x [n, k] @ matrix [k, m] with a float32 result (float64 from float64). Rounding logits of size 20 to bfloat16 moves
-    them by up to 0.06, more than student and teacher often differ. On CUDA the bfloat16 product is accumulated and
-    returned in float32; a CPU has no such kernel, so there the caller upcasts the head, once a call (4 V d bytes).
+    """x [n, k] @ matrix [k, m] with a float32 result (float64 from float64). Rounding logits of size 20 to bfloat16
+    moves them by up to 0.06, more than student and teacher often differ. On CUDA the bfloat16 product is accumulated
+    and returned in float32; a CPU has no such kernel, so there the caller upcasts the head, once a call (4 V d bytes).
     """
     if x.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(x, matrix, out_dtype=torch.float32, out=out)
@@ -152,9 +145,9 @@ def _log_softmax(hidden, weight, temperature, logits, out):
 
 
 def _terms(p, s, t, free, kind):
-    """
-    (g, dg/ds), each [n, V]: the terms of token_divergence and their slopes, from p, s = log p and t = log q. They are
-    written into the buffers s, t and free. With dp/ds = p and, for m = (p + q)/2, d(log m)/ds = p/(p + q):
+    """(g, dg/ds), each [n, V]: the terms of token_divergence and their slopes, from p, s = log p and t = log q.
+
+    They are written into the buffers s, t and free. With dp/ds = p and, for m = (p + q)/2, d(log m)/ds = p/(p + q):
       reverse KL: g = p (s - t)                          dg/ds = p (s - t) + p = g + p
       forward KL: g = q (t - s)                          dg/ds = -q
       JSD:        g = p (s - log m)/2 + q (t - log m)/2  dg/ds = p (s - log m)/2 + p/2 - (p + q)/2 p/(p + q), where the

@@ -15,10 +15,8 @@ def shortened(problem, sample, how, length, tokenizer):
     def decode(ids):
         return tokenizer.decode(ids, skip_special_tokens=True)
 
-    if how == "block":  # always, also of a short response; where the model wrote none, the tail has to do
-        block = summary_block(problem, sample.text, length // 4, tokenizer)
-        if block:
-            return block
+    if how == "block" and (block := summary_block(problem, sample.text, length // 4, tokenizer)):
+        return block  # always, also of a short response; where the model wrote none, the tail has to do
     ids, half = sample.token_ids, length // 2
     if len(ids) <= length or how in ("none", "summary"):
         return None

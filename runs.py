@@ -60,12 +60,12 @@ def begin(path, settings, growable=(), empty=None):
     """Keep the settings of a run in the file `path`, or compare them with those that are there.
 
     A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`:
-    whether the run has no results yet, so that its settings may still change. Where it has some, the file must be there.
+    whether the run has no results yet. Then its settings may still change; else the file must be there.
     """
     kept, folder = {}, os.path.dirname(path) or "."
     if empty is False and not os.path.exists(path):
-        raise BadInput(f"{folder} holds results of a run without its {os.path.basename(path)}, so that nobody knows its "
-                       "settings: name another folder with --out.")
+        raise BadInput(f"{folder} holds results of a run without its {os.path.basename(path)}, so that its settings "
+                       "are not known: name another folder with --out.")
     if os.path.exists(path) and not empty:
         kept = read_json(path)
         for name, now in settings.items():

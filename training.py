@@ -79,25 +79,17 @@ def gathered(values):
     return [value for part in parts for value in part]
 
 
-def summed(numbers):
-    """Sum of a list of numbers over the ranks, float64."""
-    return np.sum(gathered([np.asarray(numbers, dtype=np.float64)]), axis=0)
-
-
 @contextlib.contextmanager
 def together():
     """A block that every rank runs: a BadInput on any of them is said once, by rank 0, and ends them all."""
-    error = None
+    said = []
     try:
         yield
-    except data.BadInput as caught:
-        error = caught
-    if not dist.is_initialized():
-        if error:
-            raise error
-        return
-    said = [text for text in gathered([error and str(error)]) if text]
-    if said:
+    except data.BadInput as error:
+        if not dist.is_initialized():
+            raise
+        said = [str(error)]
+    if said := gathered(said):
         print_once(said[0], sys.stderr)
         gathered([])  # torchrun ends the others as soon as one exits: not before it is said
         sys.exit(2)
@@ -118,8 +110,6 @@ class Policy:
     model: torch.nn.Module
     decoder: torch.nn.Module      # everything below the head
     head: torch.Tensor            # [V, d], frozen
-    device: torch.device
-    autocast: bool                # bfloat16 compute over float32 adapters
     temperature: float
 
     def parameters(self):
@@ -130,13 +120,17 @@ class Policy:
 
         The sequences stand one after another without padding; positions that start again at 0 keep them apart in the
         attention (with no mask at all: a mask of ones would let them see each other).
+        No sequence at all is an empty micro-batch: the ranks of a sharded model run it beside the others' last ones.
         """
-        ids = torch.tensor([[token for s in sequences for token in s]], device=self.device)
-        positions = torch.tensor([[i for s in sequences for i in range(len(s))]], device=self.device)
+        if not sequences:
+            sequences, lengths = [[0, 0]], [0]
+        device, bfloat16 = self.head.device, self.head.dtype == torch.bfloat16
+        ids = torch.tensor([[token for s in sequences for token in s]], device=device)
+        positions = torch.tensor([[i for s in sequences for i in range(len(s))]], device=device)
         ends = np.cumsum([len(s) for s in sequences])
         predicts = torch.tensor([i for end, n in zip(ends, lengths) for i in range(end - n - 1, end - 1)],
-                                dtype=torch.long, device=self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                                dtype=torch.long, device=device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):  # the adapter is float32
             output = self.decoder(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False)
         return output.last_hidden_state[0, predicts]
 
@@ -166,7 +160,7 @@ def load_policy(settings, adapter, seed, checkpoint_every, device):
         # The decoder is its own root, as the head is used outside it; a tied embedding stays whole with the head.
         for part in [*decoder.layers, decoder]:
             fully_shard(part, mp_policy=mixed, ignored_params={head})
-    policy = Policy(model, decoder, head, device, dtype == torch.bfloat16, settings.temperature)
+    policy = Policy(model, decoder, head, settings.temperature)
     recomputed = {0: "none", 1: "all"}.get(checkpoint_every, f"every {checkpoint_every}th")
     print_once(f"attention: {attention}; layers recomputed in the backward pass: {recomputed}; "
                f"{sum(p.numel() for p in policy.parameters()):,} trainable parameters")
@@ -318,14 +312,15 @@ def go_on(out, done):
 def start_trainer(args, settings, sampler, openings, out, done, journals):
     """The policy as it stands after update `done`; `openings`: the dialogues that will be sampled from."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(args, settings, sampler, None, None, os.path.join(out, "adapter"), done, journals)
+    folder = os.path.join(out, "adapter")
+    newest = os.path.join(folder, f"step_{done}") if done else None
     with together():
         every = recomputed_layers(args, settings, [len(sampler.encode(messages)) for messages in openings])
-        trainer.policy = load_policy(settings, trainer.adapter(), args.seed, every, device)
-    trainer.optimizer = adam(trainer.policy, args.lr)
-    if done:
-        restore(trainer.policy, trainer.optimizer, trainer.adapter())
-    return trainer
+        policy = load_policy(settings, newest, args.seed, every, device)
+    optimizer = adam(policy, args.lr)
+    if newest:
+        restore(policy, optimizer, newest)
+    return Trainer(args, settings, sampler, policy, optimizer, folder, done, journals)
 
 
 def merge(settings, adapter, folder):

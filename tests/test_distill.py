@@ -513,10 +513,13 @@ def test_other_contexts_are_refused(cplus, tmp_path, undisturbed, scripted):
 @pytest.mark.parametrize("more,sentence", [
     (["--temperature", "0"], "--temperature 0 leaves no distribution"),
     (["--model", "nowhere"], "neither a folder here"),
-    (["--traces", "failure", "--cplus", "{alone}"], "rollouts.jsonl cannot be read")])
+    (["--traces", "failure", "--cplus", "{alone}"], "rollouts.jsonl cannot be read"),
+    (["--traces", "random", "--cplus", "{foreign}"], "rollouts.jsonl line 1 has no reward: name the cplus.jsonl")])
 def test_bad_input(cplus, tmp_path, scripted, more, sentence):
-    shutil.copy(cplus, tmp_path / "alone.jsonl")
-    more = [word.format(alone=tmp_path / "alone.jsonl") for word in more]
+    (tmp_path / "foreign").mkdir()
+    for copy in ("alone.jsonl", "foreign/cplus.jsonl", "foreign/rollouts.jsonl"):  # no rollouts; those of no run
+        shutil.copy(cplus, tmp_path / copy)
+    more = [word.format(alone=tmp_path / "alone.jsonl", foreign=tmp_path / "foreign/cplus.jsonl") for word in more]
     with pytest.raises(data.BadInput, match=sentence):
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
 
