@@ -67,9 +67,6 @@ def squash(text):
     return " ".join(text.split())
 
 
-# ------------------------------------------------------------------------------------------------
-# files
-
 def checked_rows(found, fields):
     """Yield the rows of an upstream file, given as (where, row); BadInput where one lacks a field of {"name" or
     "outer.inner": type}."""
@@ -155,8 +152,9 @@ def sciknoweval(split, path):
     path: its rows in JSON lines, or the repository's .tar.gz.
     """
     def is_open(row):
-        level = (row.get("details") or {}).get("level")  # by the label: one L5 file lies in an L3 folder
-        return row.get("type") in ("open-ended-qa", "relation_extraction") and level in ("L2", "L5")
+        kind, details = row.get("type"), row.get("details")  # by the label: one L5 file lies in an L3 folder
+        return (kind in ("open-ended-qa", "relation_extraction") and isinstance(details, dict)
+                and details.get("level") in ("L2", "L5"))
 
     def text(row):
         return row["prompt"]["default"] + "\n\n" + row["question"]
@@ -171,8 +169,8 @@ def sciknoweval(split, path):
         except (tarfile.TarError, ValueError, AttributeError):  # the last: a line that is no JSON object
             raise BadInput(f"{path} is damaged: delete it and try again.") from None
     else:
-        found = rows(path)
-    pool = [row for row in checked_rows(found, SCIENCE_FIELDS) if is_open(row)]
+        found = [(where, row) for where, row in rows(path) if is_open(row)]
+    pool = list(checked_rows(found, SCIENCE_FIELDS))
     check_copy(path, sha256("".join(sorted(sha256(text(row) + row["answer"]) for row in pool))), SCIENCE_SHA256)
     copies = collections.Counter(map(text, pool))
     wanted = {("test", "L2"): range(75), ("test", "L5"): range(25), ("train", "L5"): range(25, 125)}
