@@ -156,10 +156,7 @@ def execute(request, space, nonce):
         record(data)
 
     sys.path.insert(0, "")
-    sys.argv = ["Solution.py"]
     out = sys.stdout  # like sys.stdin, made for these descriptors and untouched so far
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
     module = type(sys)("__main__" if script else "Solution")
     sys.modules[module.__name__] = module
     names = module.__dict__

@@ -10,22 +10,21 @@ this keeps in and what not.
 """
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import re
 import resource
 import select
 import signal
+import site
 import socket
-import struct
 import sys
 import time
 
 import execution
-from kernel import (
-    INSIDE, MACHINE, MNT_DETACH, NEWIPC, NEWNS, NEWUSER, NOBODY, NODEV, NOSUID, PR_SET_CHILD_SUBREAPER,
-    PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, build_root, call, enter_namespaces, fork_into_namespace,
-    give_up_rights, landlock, limit, may_become_nobody, read_file, seccomp_filter, write_file)
+import kernel
+from kernel import call, read_file, write_file
 
 MEMORY_BYTES = 1 << 30
 OUTPUT_BYTES = 32 << 20
@@ -42,23 +41,21 @@ PRELOADED = execution.STAR_IMPORTS + ["decimal", "fractions", "dataclasses", "en
 def supervise(connection, proc, config):
     """Read a line of JSON for the program, then one for each test, and reply to each (sandbox.ask). Leaves nothing."""
     requests, helper = connection.makefile("rb"), os.getppid()
-    program = json.loads(requests.readline() or b"null")
+    program = json.loads(requests.readline())
     processes = PROCESSES
+    out, records, nonce = os.memfd_create("out"), os.memfd_create("records"), os.urandom(8).hex()
     if config["namespaces"]:
-        if os.geteuid() == 0:
-            os.setresgid(INSIDE, INSIDE, INSIDE)
-            os.setresuid(INSIDE, INSIDE, INSIDE)
-        call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # our /proc/self is ours again
-        call("unshare", NEWUSER | NEWNS | NEWIPC)  # a user namespace of its own: its processes are counted alone
-        write_file("self/setgroups", "deny", proc)
-        write_file("self/uid_map", f"{INSIDE} {INSIDE} 1", proc)
-        write_file("self/gid_map", f"{INSIDE} {INSIDE} 1", proc)
+        kernel.enter_user_namespace(proc)
+        # Output to a file with a name, /dev/stdout, but not within what the program may fill up.
+        kernel.mount_tmpfs("/out", f"size={OUTPUT_BYTES + (1 << 20)},mode=555")
+        out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
+        kernel.give_up_rights(config["filter"])
     else:
-        call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        call("prctl", kernel.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if not config["nobody"]:
             processes += threads_of(os.geteuid())  # all of this user's count
     for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
-        limit(name, value)
+        kernel.limit(name, value)
     for name in PRELOADED:
         if name in program["Solution.py"] or name in execution.STAR_IMPORTS and program.get("star_imports"):
             try:
@@ -66,39 +63,33 @@ def supervise(connection, proc, config):
             except ImportError:  # numpy, sortedcontainers: then the program lacks them, too
                 continue
     space = execution.star_space() if program.get("star_imports") else {}
-    out, records, nonce = os.memfd_create("out"), os.memfd_create("records"), os.urandom(8).hex()
-    if config["namespaces"]:  # output to a file with a name, /dev/stdout, but not within what the program may fill up
-        call("mount", "none", "/out", "tmpfs", NOSUID | NODEV, f"size={OUTPUT_BYTES + (1 << 20)},mode=555")
-        out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
-    if config["namespaces"]:
-        give_up_rights(config)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    gc.freeze()  # a collection in a test would copy what it looks at
     for line in requests:
-        request = json.loads(line) | program
+        request = json.loads(line.decode()) | program
         for fd in (out, records):
             os.ftruncate(fd, 0)
             os.lseek(fd, 0, os.SEEK_SET)
         scratch, user = make_scratch(request, config)
-        reader, writer = os.pipe()
-        pid = fork_into_namespace() if config["namespaces"] else os.fork()
+        pid = kernel.fork_into_namespace() if config["namespaces"] else os.fork()
         if pid == 0:
             try:
-                os.write(writer, os.readlink("self", dir_fd=proc).encode())
                 confine(request, scratch, out, records, user, config)
                 execution.execute(request, space, nonce)
             finally:
                 os._exit(70)
-        os.close(writer)
-        outside = os.read(reader, 32).decode()  # the process's number in /proc
-        os.close(reader)
-        why = watch(pid, outside, request, records, nonce, connection, helper, proc)
+        end = kernel.pidfd(pid)
+        why = watch(pid, end, request, records, nonce, connection, helper, proc)
+        if end >= 0:
+            os.close(end)
         if why:
             os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: returns when all of it have ended
         if not config["namespaces"]:
             end_children(proc)
         drop_scratch(scratch, config)
+        if why == "gone":
+            return
         sizes = [os.fstat(out).st_size, min(os.fstat(records).st_size, execution.RECORD_BYTES)]
         header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": sizes, "nonce": nonce,
                   "seconds": usage.ru_utime + usage.ru_stime}
@@ -110,12 +101,12 @@ def make_scratch(request, config):
     """-> the program's directory, with the program and its input, and the user whom it belongs to (None: ours)."""
     scratch, user, size = "/tmp", None, SCRATCH_BYTES + 4 * len(request[".stdin"])
     if config["namespaces"]:
-        call("mount", "none", scratch, "tmpfs", NOSUID | NODEV, f"size={size},nr_inodes=10000,mode=755")
+        kernel.mount_tmpfs(scratch, f"size={size},nr_inodes=10000,mode=755")
     else:
         scratch = f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
         os.mkdir(scratch, 0o700)
         if config["nobody"]:
-            user = NOBODY + os.getpid() % 5_000
+            user = kernel.NOBODY + os.getpid() % 5_000
             os.chown(scratch, user, user)
     for name in ("Solution.py", ".stdin"):
         write_file(f"{scratch}/{name}", request[name], flags=os.O_CREAT)
@@ -126,7 +117,7 @@ def drop_scratch(scratch, config):
     if config["namespaces"]:
         held = os.statvfs(scratch)
         if (held.f_blocks - held.f_bfree) * held.f_frsize > 1 << 16 or held.f_files - held.f_ffree > 8:
-            call("umount2", scratch, MNT_DETACH)
+            call("umount2", scratch, kernel.MNT_DETACH)
         return  # a small one stays below the next, out of reach, and goes with the answer's mounts: that is faster
     for folder, names, _ in os.walk(scratch):
         for name in names:
@@ -170,38 +161,44 @@ def memory_of(pids, proc):
     return sum(int(size[1]) - int(size[2]) for size in sizes if size) * resource.getpagesize()
 
 
-def watch(pid, outside, request, records, nonce, connection, helper, proc):
+def watch(pid, end, request, records, nonce, connection, helper, proc):
     """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "processes", "gone"
     (nobody wants the reply).
 
-    Each step has its own clock. Charged are its CPU time, and the wall time less that in which it stood ready to run
-    while others had the CPU (/proc/PID/schedstat).
+    Each step has its own clocks, and there are those of all steps together: a program may forge the ends of its steps.
     """
-    start, done, marks = time.monotonic(), 0, [0.0, 0.0, 0.0]
+    start, done, marks, me = time.monotonic(), 0, [0.0, 0.0, 0.0], os.readlink("self", dir_fd=proc)
     poll = select.poll()
     poll.register(connection, 0)  # reports a hang-up only
+    if end >= 0:
+        poll.register(end)  # the end of the program ends the wait below, too
     while True:
-        signal.sigtimedwait([signal.SIGCHLD], 0.02)
+        hung_up = connection.fileno() in dict(poll.poll(20))
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return None
-        ready = int((read_file(f"{outside}/schedstat", proc).split() or [0, 0])[1]) / 1e9
+        if hung_up or os.getppid() != helper:
+            return "gone"
+        everyone = children_of(me, proc)
+        scheduled = read_file(f"{everyone[0]}/schedstat", proc).split() if everyone else []
+        ready = int(scheduled[1]) / 1e9 if scheduled else 0.0  # how long it stood ready while others had the CPU
         cpu = time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process
         clocks = [cpu, time.monotonic() - start, ready]
-        if len(request["seconds"]) > 1:
-            finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())
-            if finished > done:
-                done, marks = finished, clocks
-        cpu, wall, ready = (clock - mark for clock, mark in zip(clocks, marks))
+        finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())
+        if finished > done:
+            done, marks = finished, clocks
+        of_step = [clock - mark for clock, mark in zip(clocks, marks)]
         seconds = request["seconds"][min(done, len(request["seconds"]) - 1)]
-        if cpu > seconds or wall - ready > 2 * seconds + 1 or wall > 10 * seconds + 10 or clocks[0] > request["total"]:
+        if over(*of_step, seconds) or over(*clocks, request["total"]):
             return "timeout"
-        others = children_of(outside, proc)
-        if others and memory_of([outside, *others], proc) > 2 * request["memory"]:
+        if len(everyone) > 1 and memory_of(everyone, proc) > 2 * request["memory"]:
             return "memory"
-        if len(others) > 2 * PROCESSES:  # no limit on processes binds some kinds of root
+        if len(everyone) > 2 * PROCESSES:  # no limit on processes binds some kinds of root
             return "processes"
-        if os.getppid() != helper or poll.poll(0):
-            return "gone"
+
+
+def over(cpu, wall, ready, seconds):
+    """Has it used its `seconds` of CPU, or slept too long? (sandbox.py)"""
+    return cpu > seconds or wall - ready > 2 * seconds + 1 or wall > 10 * seconds + 10
 
 
 # ---- A test ---------------------------------------------------------------------------------------------------------
@@ -215,19 +212,17 @@ def confine(request, scratch, out, records, user, config):
     for own, fd in enumerate((given, out, nothing, records)):
         os.dup2(fd, own)
     os.closerange(4, 900)  # from 900 on: Python's folders, see `serve`
-    limit("AS", request["memory"], spare=64 << 20)
-    limit("FSIZE", OUTPUT_BYTES)
-    limit("CPU", int(min(request["total"], sum(request["seconds"]))) + 2, spare=1)
+    kernel.limit("AS", request["memory"], spare=64 << 20)
+    kernel.limit("FSIZE", OUTPUT_BYTES)
+    kernel.limit("CPU", int(min(request["total"], sum(request["seconds"]))) + 2, spare=1)
     if not config["namespaces"]:
-        call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch, "/dev/null"])
+        kernel.give_up_rights(config["filter"])
+        kernel.landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch, "/dev/null"])
         if user:
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-        give_up_rights(config)
-    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    kernel.drop_capabilities()
 
 
 # ---- The helper's loop ----------------------------------------------------------------------------------------------
@@ -235,19 +230,19 @@ def confine(request, scratch, out, records, user, config):
 
 def serve(control, parent, proc, config):
     """Fork for each request. Ends when the other side does."""
-    import gc
-    import site
-
     site.setquit()  # exit and quit, as in any Python
+    sys.argv = ["Solution.py"]
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
     sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this file
     if not config["namespaces"] and config["nobody"]:  # programs run as a user who may not be let into, say, /root
         folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
         sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
-    config["filter"] = MACHINE and ctypes.create_string_buffer(seccomp_filter(config["namespaces"]))
+    config["filter"] = kernel.MACHINE and ctypes.create_string_buffer(kernel.seccomp_filter(config["namespaces"]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)
     compile("0", "", "exec")  # makes the classes of `ast` once and not in each test
-    gc.freeze()
     control.send(b"ready")
     while os.getppid() == parent:
         if not select.select([control], [], [], 0.5)[0]:
@@ -274,9 +269,9 @@ def helper():
     try:
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, a program ends before the engine
-        config["nobody"] = may_become_nobody()
+        config["nobody"] = kernel.may_become_nobody()
         if config["namespaces"]:
-            enter_namespaces(proc, config["nobody"])
+            kernel.enter_namespaces(proc, config["nobody"])
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
             pid = os.fork()
             if pid:  # this one only watches: the first process of the namespace ends with it, and all others with that
@@ -284,9 +279,8 @@ def helper():
                 while os.getppid() == parent and not os.waitpid(pid, os.WNOHANG)[0]:
                     signal.sigtimedwait([signal.SIGCHLD], 0.5)
                 os._exit(0)
-            call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-            build_root(config["sources"])
+            call("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            kernel.build_root(config["sources"])
             parent = os.getppid()
     except OSError as error:
         control.send(str(error).encode())

@@ -13,7 +13,12 @@ import struct
 NOBODY = 60_000  # the unprivileged user that root becomes
 INSIDE = 1_000  # what any user is called inside
 
-libc, python_libc = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)  # the second keeps Python's lock
+libc = ctypes.CDLL(None, use_errno=True)
+# Looked up once here and not in each test.
+capset, clone = libc.capset, ctypes.PyDLL(None).syscall  # the second keeps Python's lock
+before_fork, parent_after_fork, child_after_fork = (
+    getattr(ctypes.pythonapi, f"PyOS_{name}") for name in ("BeforeFork", "AfterFork_Parent", "AfterFork_Child"))
+CAPABILITIES, NO_CAPABILITIES = struct.pack("Ii", 0x20080522, 0), bytes(24)
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE, READ_ONLY, NOSUID, NODEV, MNT_DETACH = 4096, 16384, 1 << 18, 1, 2, 4, 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
@@ -35,8 +40,8 @@ MACHINE = {
 
 def call(function, *args):
     """A libc function, or the system call of a number; OSError if it fails."""
-    kinds = {str: lambda text: ctypes.c_char_p(text.encode()), int: ctypes.c_void_p}
-    args = [kinds.get(type(arg), lambda arg: arg)(arg) for arg in args]
+    args = [arg.encode() if isinstance(arg, str) else ctypes.c_void_p(arg) if isinstance(arg, int) else arg
+            for arg in args]
     if isinstance(function, int):
         result = libc.syscall(ctypes.c_long(function), *args)
     else:
@@ -111,6 +116,22 @@ def enter_namespaces(proc, root):
         raise OSError("its user map was refused")
 
 
+def enter_user_namespace(proc):
+    """A user and mount namespace within those: what runs in it has rights there only, and is counted alone."""
+    if os.geteuid() == 0:
+        os.setresgid(INSIDE, INSIDE, INSIDE)
+        os.setresuid(INSIDE, INSIDE, INSIDE)
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # our /proc/self is ours again
+    call("unshare", NEWUSER | NEWNS | NEWIPC)
+    write_file("self/setgroups", "deny", proc)
+    for ids in "uid_map", "gid_map":
+        write_file(f"self/{ids}", f"{INSIDE} {INSIDE} 1", proc)
+
+
+def mount_tmpfs(path, options):
+    call("mount", "none", path, "tmpfs", NOSUID | NODEV, options)
+
+
 def build_root(sources):
     """Make a file tree of `sources`, all read-only, the root of this mount namespace. /tmp is mounted per test."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
@@ -176,21 +197,35 @@ def seccomp_filter(namespaces):
     return b"".join(struct.pack("HBBI", *line) for line in code + [(give, 0, 0, allow)])
 
 
-def give_up_rights(config):
-    """For this process and all that it starts: no more rights by running programs, no denied system calls."""
+def give_up_rights(filter):
+    """For this process and all that it starts: no more rights by running programs, no denied system calls.
+    filter: a buffer that holds a `seccomp_filter`, or None."""
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if code := config["filter"]:
-        call("prctl", PR_SET_SECCOMP, 2, struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(code)), 0, 0)
+    if filter:
+        call("prctl", PR_SET_SECCOMP, 2, struct.pack("HxxxxxxQ", len(filter) // 8, ctypes.addressof(filter)), 0, 0)
 
 
 def fork_into_namespace():
     """fork, the child as the first process of a new namespace. (unshare and fork would do it, but only once.)"""
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid = python_libc.syscall(MACHINE["clone"], NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
-    (ctypes.pythonapi.PyOS_AfterFork_Parent if pid else ctypes.pythonapi.PyOS_AfterFork_Child)()
+    before_fork()
+    pid = clone(MACHINE["clone"], NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid:
+        parent_after_fork()
+    else:
+        child_after_fork()
     if pid < 0:
         raise OSError("a new process namespace was refused")
     return pid
+
+
+def pidfd(pid):
+    """A descriptor that is readable once the process has ended; -1 if this kernel has none (before Linux 5.3)."""
+    return libc.syscall(434, pid, 0)
+
+
+def drop_capabilities():
+    if capset(CAPABILITIES, NO_CAPABILITIES):
+        raise OSError("the capabilities could not be given up")
 
 
 def limit(name, soft, spare=0):

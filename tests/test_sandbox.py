@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -263,6 +264,13 @@ def test_each_step_has_its_own_clock(kind):
     assert [outcome.kind for outcome in outcomes] == ["ok"] * 2 + ["timeout"]
 
 
+def test_steps_that_sleep_have_a_limit_together(kind):
+    """As forged ends of steps would: each is within its own limit, and a hundred would hold a core for a minute."""
+    steps = [{"eval": "time.sleep(0.6)", "names": {}}] * 100
+    outcomes, = sandbox.run_modules("import time", [steps], 0.1, total=0.5)
+    assert outcomes[-1].kind == "timeout" and len(outcomes) < 50
+
+
 def test_values_come_back_as_they_are(kind):
     text = ("[None, True, 1, -2**70, 1.5, float('inf'), 'é\\n', (1, [2]), {1, 2}, frozenset({3}), {(1,): {'a': b'b'}}, "
             "1+2j]")
@@ -298,6 +306,23 @@ def test_a_helper_that_dies_is_replaced(kind):
     sandbox.process.kill()
     sandbox.process.wait()
     assert run("print(2)").stdout == "2\n" and sandbox.process.pid != old
+
+
+def test_a_helper_that_dies_in_a_test_is_replaced(kind):
+    sandbox.start()
+    old = sandbox.process
+
+    def kill():
+        deadline = time.monotonic() + 20
+        while not processes("sleep", "1.97") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        old.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    assert run("import os\nprint(1, flush=True)\nos.execvp('sleep', ['sleep', '1.97'])").stdout == "1\n"
+    killer.join()
+    assert sandbox.process is not old
 
 
 def test_everything_dies_with_us(kind, tmp_path):
