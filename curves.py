@@ -90,7 +90,7 @@ def run_curves(path, attempts, last, settings, result):
     updates = data.read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
     forward, trained, update_seconds = measures.update_curves(updates, every or 1, last)
     if updates:
-        curves |= {"update": forward, "all": [sum(tokens) for tokens in zip(curves["all"], forward)]}
+        curves |= {"update": forward, "trained": trained, "all": [sum(pair) for pair in zip(curves["all"], forward)]}
     if result:
         curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in zip(curves["all"], trained)]
         startup, wall = result["startup_seconds"], result["wall_seconds"]

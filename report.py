@@ -137,7 +137,8 @@ def update_table(run, steps, gpus):
         raise BadInput(f"{run.path} has no result in the explore.json beside it: let explore.py end first.")
     here, papers, trained = measures.update_tokens(steps)
     hours = gpus * sum(s["sample_seconds"] + s["train_seconds"] for s in steps) / 3600
-    rows = [["exploration", run.curves["all"][-1], 0, run.curves["petaflops"][-1], run.curves["hours"][-1]]]
+    names = ("all", "trained", "petaflops", "hours")
+    rows = [["exploration", *(run.curves[name][-1] if name in run.curves else 0 for name in names)]]
     for stage, forward in (("update", here), ("update, with the paper's behaviour pass", papers)):
         rows.append([stage, forward, trained, measures.petaflops(run.parameters, forward, trained), hours])
     return Table("Cost of training (Table 19)",

@@ -156,6 +156,8 @@ def test_interleaved_updates_are_part_of_the_cost(tmp_path):
     assert run.curves["hours"] == pytest.approx([0.1 + 0.225, 0.2 + 0.45, 0.2 + 0.675, 1.1])
     table = rows(report.curve_table(curves.read_group([path])))
     assert [row["update tokens"] for row in table] == [0, 80, 80, 80]
+    cost = rows(report.update_table(run, [], 1))[0]      # of a later update, from the C+ of this run
+    assert (cost["stage"], cost["forward tokens"], cost["trained tokens"]) == ("exploration", 208, 30)
 
 
 def test_a_run_that_goes_on_counts_its_time_so_far(tmp_path):
