@@ -235,7 +235,7 @@ def relative_gain(base, update, rollout):
 def first_reach(xs, ys, level):
     """The x at which a curve first reaches `level`, linearly interpolated between its points; None if it never does."""
     for i, (x, y) in enumerate(zip(xs, ys)):
-        if y >= level:
+        if y >= level - 1e-12:  # means of equal rates differ by their rounding
             return x if i == 0 else xs[i - 1] + (x - xs[i - 1]) * (level - ys[i - 1]) / (y - ys[i - 1])
     return None
 

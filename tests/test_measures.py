@@ -173,6 +173,7 @@ def test_speed_up_interpolates_on_the_faster_curve():
     assert measures.first_reach(calls, [0.2, 0.6, 0.6, 0.8], 0.6) == 2
     assert measures.first_reach(calls, [0.2, 0.6, 0.6, 0.8], 0.1) == 1       # reached with the first point
     assert measures.first_reach(calls, [0.2, 0.6, 0.6, 0.8], 0.9) is None
+    assert measures.first_reach([1, 2], [0.1, 0.3 + 0.2 + 0.1], 0.1 + 0.2 + 0.3) == pytest.approx(2)  # but for rounding
     assert measures.speed_up(calls, [0.2, 0.6, 0.6, 0.8], calls, [0.1, 0.2, 0.3, 0.5]) == pytest.approx(4 / 1.75)
     assert measures.speed_up(calls, [0.2, 0.3, 0.3, 0.4], calls, [0.1, 0.2, 0.3, 0.5]) is None
     assert measures.speed_up(calls, [0.0, 0.3, 0.3, 0.4], calls, [0.0, 0.0, 0.0, 0.0]) is None
