@@ -284,7 +284,7 @@ def draw_ablations(path, points):
     for title, marker, (compute, *heights) in zip(points, "os^vD<>PX*h", points.values()):
         colour = {"random sampling": "#D55E00", "LEAF": "black"}.get(title, "#0072B2")
         for panel, height in zip(panels, reversed(heights)):
-            panel.plot(compute, 100 * height, marker, color=colour, label=title)
+            panel.plot(compute, 100 * height, marker, color=colour, label=title, fillstyle="none")  # some coincide
     for panel, name in zip(panels, ("Pass rate after 24 calls (%)", "Mean accuracy (%)")):
         panel.set(xlabel="Compute (GFLOPs)", ylabel=name)
         panel.grid(alpha=0.3)
