@@ -285,23 +285,17 @@ def read_cplus(path):
 
 
 def above_zero(text):
-    """argparse type: a number above zero, inf included."""
-    if not float(text) > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return float(text)
-
-
-def finite(text):
-    """argparse type: a number above zero, inf excluded."""
-    if above_zero(text) == math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no finite number")
-    return float(text)
+    """argparse type: a finite number above zero."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
 
 
 def add_arguments(parser, lr):
     """The flags of an update; its learning rate is `lr` by default."""
-    parser.add_argument("--lr", type=finite, default=lr, help=f"learning rate (default: {lr:g})")
-    parser.add_argument("--tau", type=above_zero,
+    parser.add_argument("--lr", type=above_zero, default=lr, help=f"learning rate (default: {lr:g})")
+    parser.add_argument("--tau", type=lambda text: math.inf if text == "inf" else above_zero(text),
                         help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
     parser.add_argument("--divergence", choices=loss.DIVERGENCES, default="reverse_kl")
     parser.add_argument("--micro-tokens", type=engine.positive_int, default=16384,

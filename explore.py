@@ -355,7 +355,7 @@ def main(argv=None):
                         help="L, tokens of a longer response that the memory keeps")
     parser.add_argument("--seed", type=engine.positive_int, default=1, help="run seed")
     parser.add_argument("--limit", type=engine.positive_int, help="only the first N problems")
-    parser.add_argument("--gpu-hours", type=distill.finite, help="stop after so many (default: 5; train: no cap)")
+    parser.add_argument("--gpu-hours", type=distill.above_zero, help="stop after so many (default: 5; train: no cap)")
     parser.add_argument("--out", default="out", help="folder of the run")
     engine.add_arguments(parser)
     group = parser.add_argument_group("updates between the steps (App. G.3)")

@@ -525,11 +525,13 @@ def test_bad_input(cplus, tmp_path, scripted, more, sentence):
 
 
 @pytest.mark.parametrize("more", [["--lr", "0"], ["--lr", "fast"], ["--lr", "inf"], ["--lr", "nan"], ["--tau", "-1"], ["--grad-checkpoint-every", "-1"],
-                                  ["--batch", "0"], ["--traces", "none"], ["--tau", "nan"]])
+                                  ["--batch", "0"], ["--traces", "none"], ["--tau", "nan"], ["--tau", "small"]])
 def test_bad_flags(cplus, tmp_path, more, capsys):
     with pytest.raises(SystemExit) as stop:
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
-    assert stop.value.code == 2 and f"argument {more[0]}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and f"argument {more[0]}: " in error
+    assert more[0] not in ("--lr", "--tau") or f"{more[1]} is no finite number above 0" in error
 
 
 @pytest.mark.parametrize("line,sentence", [
