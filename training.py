@@ -214,7 +214,7 @@ def recomputed_layers(args, settings, openings):
         if sum(parts.values()) <= 0.9 * total:
             return every
     if sum(parts.values()) > total:
-        told = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
+        told = ", ".join(f"{name} {taken / 2**30:.1f}" for name, taken in parts.items())
         raise data.BadInput(
             f"the update needs {sum(parts.values()) / 2**30:.1f} GiB and the GPU has {total / 2**30:.1f} ({told}): "
             "take --grad-checkpoint-every 1, or smaller --gpu-memory, --max-tokens or --micro-tokens, or torchrun on "
@@ -240,7 +240,7 @@ def save(policy, optimizer, folder, step):
     options = StateDictOptions(full_state_dict=True, cpu_offload=dist.is_initialized(), ignore_frozen_params=True)
     state = get_optimizer_state_dict(policy.model, optimizer, options=options)
     weights = {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().cpu().contiguous()
-               for name, w in get_peft_model_state_dict(policy.model).items()}
+               for name, w in get_peft_model_state_dict(policy.model, save_embedding_layers=False).items()}
     with together():
         if rank_and_world()[0] == 0:
             resume = io.BytesIO()

@@ -472,6 +472,16 @@ def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scri
     assert training.newest_step(out / "adapter") == 2
 
 
+def test_saving_does_not_ask_the_hub(toy_model, tmp_path, monkeypatch):
+    """PEFT would look up the base model there, at each step, to see whether its embedding was resized: it never is."""
+    from peft.utils import save_and_load
+    policy, asked = toy_policy(toy_model), []
+    policy.model.peft_config["default"].base_model_name_or_path = "Qwen/Qwen3-8B"
+    monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *args: asked.append(args))
+    training.save(policy, training.adam(policy, 1e-5), str(tmp_path), 1)
+    assert len(load_file(tmp_path / "adapter_model.safetensors")) == 28 and not asked
+
+
 def test_an_interrupt_keeps_the_steps(cplus, tmp_path, scripted, undisturbed, monkeypatch, capsys):
     out, real = tmp_path / "out", distill.update
 
