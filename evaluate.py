@@ -189,7 +189,7 @@ def training_run(args, cplus):
     for name, value in first["decoding"].items():  # tested as it explored
         if getattr(args, name) is None:
             setattr(args, name, value)
-    problems = {p.id: p for p in data.load(bench["bench"], bench["split"], bench["data"])}
+    problems = {p.id: p for p in data.load(bench["bench"], bench["split"], args.data or bench["data"])}
     if missing := [problem for problem in lines if problem not in problems]:
         raise data.BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: restore the file of "
                             "problems.")

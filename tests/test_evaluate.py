@@ -547,6 +547,20 @@ def test_teacher_accuracy_and_trace_statistics(trained, scripted):
     assert {r["adapter"] for r in fake.requests} == {None}
 
 
+def test_a_copy_of_the_bench_that_moved_is_named_again(trained, scripted):
+    explored = json.loads((trained / "explore.json").read_text())
+    explored["settings"] |= {"bench": "math500", "data": str(trained / "gone.jsonl")}
+    (trained / "explore.json").write_text(json.dumps(explored))
+    rows = [{"unique_id": p, "problem": f"What is {p}?", "answer": "7"} for p in MARKS]
+    (trained / "moved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scripted(ScriptedEngine(RESPONSES))
+    flags = ("--teacher", "--cplus", trained / "cplus.jsonl", "--engine", "hf")
+    with pytest.raises(BadInput, match="gone.jsonl cannot be read"):
+        call(*flags)
+    call(*flags, "--data", trained / "moved.jsonl")
+    assert tables(trained / "teacher.json")[0][0]["accuracy (%)"] == pytest.approx(700 / 12)
+
+
 def test_without_a_second_feedback_text_there_are_no_random_traces(trained):
     lines = distill.read_cplus(trained / "cplus.jsonl")
     rollouts = [json.loads(line) for line in (trained / "rollouts.jsonl").read_text().splitlines()]
