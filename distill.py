@@ -361,6 +361,9 @@ def run(args, settings, problems, contexts):
     rank, done, journals = training.rank_and_world()[0], training.newest_step(folder), None
     with training.together():
         if rank == 0:
+            if done and not os.path.exists(path):
+                raise data.BadInput(f"{folder} holds checkpoints of a run without its distill.json: name another "
+                                    "folder with --out.")
             flags = ("cplus", "steps", "batch", "lr", "tau", "divergence", "traces", "seed")
             kept = {name: getattr(args, name) for name in flags} | {"tau": "inf" if args.tau == math.inf else args.tau}
             kept["contexts"] = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]

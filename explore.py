@@ -276,7 +276,8 @@ def begin(args, settings, problems):
     if args.update_every:  # another problem would have needed the adapters of the steps that are over
         kept |= {"lr": args.lr, "tau": "inf" if args.tau == math.inf else args.tau, "divergence": args.divergence}
         growable = ("calls", "gpu_hours")
-    runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable, not records)
+    runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable,
+               empty=not records)
     runs.keep_problems(args.out, problems, empty=not records)
     done = {(r["problem"], r["step"]): r for r in records}
     if len(done) < len(records):

@@ -56,16 +56,13 @@ def write_bytes(path, content):
     os.replace(path + ".part", path)
 
 
-def begin(path, settings, growable=(), empty=None):
+def begin(path, settings, growable=(), empty=False):
     """Keep the settings of a run in the file `path`, or compare them with those that are there.
 
     A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`:
-    whether the run has no results yet. Then its settings may still change; else the file must be there.
+    the run has no results yet, so that its settings may still change.
     """
-    kept, folder = {}, os.path.dirname(path) or "."
-    if empty is False and not os.path.exists(path):
-        raise BadInput(f"{folder} holds results of a run without its {os.path.basename(path)}, so that its settings "
-                       "are not known: name another folder with --out.")
+    kept = {}
     if os.path.exists(path) and not empty:
         kept = read_json(path)
         for name, now in settings.items():
@@ -74,8 +71,8 @@ def begin(path, settings, growable=(), empty=None):
                 continue
             if now != then:
                 hint = "it may only grow" if name in growable else "a run goes on with its own settings"
-                raise BadInput(f"{folder} holds a run with {name} = {then}, not {now} ({hint}): give that value, or "
-                               "name another folder with --out.")
+                raise BadInput(f"{os.path.dirname(path) or '.'} holds a run with {name} = {then}, not {now} ({hint}): "
+                               "give that value, or name another folder with --out.")
     write_json(path, kept | {"settings": settings, "versions": versions()})
 
 

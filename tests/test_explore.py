@@ -289,14 +289,6 @@ def test_a_problem_with_complex_numbers_has_its_hash(tmp_path):
         runs.keep_problems(str(tmp_path), problems[1:], empty=False)
 
 
-def test_answers_without_their_settings_are_refused(monkeypatch, tmp_path):
-    """rollouts.jsonl alone does not say which model, seed or --tail it is of."""
-    run(monkeypatch, tmp_path, number_script)
-    os.remove(tmp_path / "out" / "explore.json")
-    with pytest.raises(data.BadInput, match="holds results of a run without its explore.json"):
-        run(monkeypatch, tmp_path, number_script)
-
-
 def test_settings_may_change_while_nothing_is_graded(monkeypatch, tmp_path):
     """A first command that failed (a wrong model, say) does not block its folder."""
     with pytest.raises(SystemExit):
