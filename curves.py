@@ -134,36 +134,35 @@ def read_run(path, number=1):
 
 def read_group(paths):
     """The runs of one method; errors: BadInput if they are of several, or if the seeds do not match."""
-    runs, seeds = [read_run(path, number) for number, path in enumerate(paths, 1)], {}
-    for run in runs:
+    runs, cells = [read_run(path, number) for number, path in enumerate(paths, 1)], {}
+    for run in sorted(runs, key=lambda run: run.seed):
         if run.method != runs[0].method:
             raise BadInput(f"{runs[0].path} is {runs[0].method} and {run.path} is {run.method}: compare two methods "
                            "with --rollouts and --versus.")
-        cells = seeds.setdefault(run.seed, {})
-        if (run.model, run.bench) in cells:
-            raise BadInput(f"{cells[run.model, run.bench].path} and {run.path} are both {run.model} on {run.bench} "
-                           f"with seed {run.seed}: name one of them.")
-        cells[run.model, run.bench] = run
-    seeds = [cells for _, cells in sorted(seeds.items())]
-    if any(set(cells) != set(seeds[0]) for cells in seeds):
+        cell = cells.setdefault((run.model, run.bench), [])
+        if cell and cell[-1].seed == run.seed:
+            raise BadInput(f"{cell[-1].path} and {run.path} are both {run.model} on {run.bench} with seed {run.seed}: "
+                           "name one of them.")
+        cell.append(run)
+    if len({tuple(run.seed for run in cell) for cell in cells.values()}) > 1:
         raise BadInput("the seeds have different models or benches: name every run of each seed, or fewer seeds.")
-    for cells in seeds:
-        last = min(len(run.curves["calls"]) for run in cells.values())
-        for run in cells.values():
+    seeds = list(zip(*cells.values()))
+    for same_seed in seeds:
+        last = min(len(run.curves["calls"]) for run in same_seed)
+        for run in same_seed:
             run.curves = {name: values[:last] for name, values in run.curves.items()}
-    by_cell = {key: [cells[key] for cells in seeds] for key in seeds[0]}
-    return Group(runs[0].method, by_cell, [overall(cells) for cells in seeds])
+    return Group(runs[0].method, cells, [overall(same_seed) for same_seed in seeds])
 
 
 RATES = ("calls", "pass", "accuracy", "length")  # averaged over benches; all other curves are costs, which add up
 
 
-def overall(cells):
+def overall(runs):
     """Curves of one seed over its benches and models: rates averaged and costs summed over benches, then averaged over
     models (Fig. 3)."""
     models = []
-    for model in dict.fromkeys(model for model, _ in cells):
-        benches = [run.curves for run in cells.values() if run.model == model]
+    for model in dict.fromkeys(run.model for run in runs):
+        benches = [run.curves for run in runs if run.model == model]
         models.append({name: values if name in RATES else [len(benches) * x for x in values]
                        for name, values in mean_curves(benches).items()})
     return mean_curves(models)
