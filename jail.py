@@ -42,13 +42,9 @@ def supervise(connection, proc, config):
     """Read a line of JSON for the program, then one for each test, and reply to each (sandbox.ask). Leaves nothing."""
     requests, helper = connection.makefile("rb"), os.getppid()
     program = json.loads(requests.readline())
-    processes = PROCESSES
-    out, records, nonce = os.memfd_create("out"), os.memfd_create("records"), os.urandom(8).hex()
+    processes, nonce = PROCESSES, os.urandom(8).hex()
     if config["namespaces"]:
         kernel.enter_user_namespace(proc)
-        # Output to a file with a name, /dev/stdout, but not within what the program may fill up.
-        kernel.mount_tmpfs("/out", f"size={OUTPUT_BYTES + (1 << 20)},mode=555")
-        out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
         kernel.give_up_rights(config["filter"])
     else:
         call("prctl", kernel.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -67,10 +63,7 @@ def supervise(connection, proc, config):
     gc.freeze()  # a collection in a test would copy what it looks at
     for line in requests:
         request = json.loads(line.decode()) | program
-        for fd in (out, records):
-            os.ftruncate(fd, 0)
-            os.lseek(fd, 0, os.SEEK_SET)
-        scratch, user = make_scratch(request, config)
+        scratch, user, out, records = make_scratch(request, config)
         pid = kernel.fork_into_namespace() if config["namespaces"] else os.fork()
         if pid == 0:
             try:
@@ -95,29 +88,38 @@ def supervise(connection, proc, config):
                   "seconds": usage.ru_utime + usage.ru_stime}
         connection.sendall(json.dumps(header).encode() + b"\n" + os.pread(out, sizes[0], 0)
                            + os.pread(records, sizes[1], 0))
+        os.close(out)
+        os.close(records)
 
 
 def make_scratch(request, config):
-    """-> the program's directory, with the program and its input, and the user whom it belongs to (None: ours)."""
-    scratch, user, size = "/tmp", None, SCRATCH_BYTES + 4 * len(request[".stdin"])
+    """-> the program's directory, with the program and its input; the user whom it belongs to (None: ours); the files
+    of its output and its records. All is made anew for each test: flags and attributes of a file would outlive one."""
     if config["namespaces"]:
+        scratch, user, size = "/tmp", None, SCRATCH_BYTES + 4 * len(request[".stdin"])
         kernel.mount_tmpfs(scratch, f"size={size},nr_inodes=10000,mode=755")
+        # Output to a file with a name, /dev/stdout, but not within what the program may fill up.
+        kernel.mount_tmpfs("/out", f"size={2 * OUTPUT_BYTES + (1 << 20)},nr_inodes=100,mode=555")
+        out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
+        records = os.open("/out", os.O_RDWR | os.O_TMPFILE, 0o600)
     else:
-        scratch = f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
+        scratch, user = f"{config['temporary']}/sandbox-{os.urandom(8).hex()}", None
+        out, records = os.memfd_create("out"), os.memfd_create("records")
         os.mkdir(scratch, 0o700)
         if config["nobody"]:
             user = kernel.NOBODY + os.getpid() % 5_000
             os.chown(scratch, user, user)
     for name in ("Solution.py", ".stdin"):
         write_file(f"{scratch}/{name}", request[name], flags=os.O_CREAT)
-    return scratch, user
+    return scratch, user, out, records
 
 
 def drop_scratch(scratch, config):
     if config["namespaces"]:
-        held = os.statvfs(scratch)
-        if (held.f_blocks - held.f_bfree) * held.f_frsize > 1 << 16 or held.f_files - held.f_ffree > 8:
-            call("umount2", scratch, kernel.MNT_DETACH)
+        for path in (scratch, "/out"):
+            held = os.statvfs(path)
+            if (held.f_blocks - held.f_bfree) * held.f_frsize > 1 << 16 or held.f_files - held.f_ffree > 8:
+                call("umount2", path, kernel.MNT_DETACH)
         return  # a small one stays below the next, out of reach, and goes with the answer's mounts: that is faster
     for folder, names, _ in os.walk(scratch):
         for name in names:

@@ -89,6 +89,26 @@ def test_files(kind, tmp_path):
     assert fresh.stdout == "['.stdin', 'Solution.py']\n"
 
 
+def test_nothing_tells_a_test_of_those_before_it(kind):
+    program = textwrap.dedent("""
+        import fcntl, os
+        print(sorted(os.listdir(".")), os.path.exists("/out") and os.listdir("/out"), [
+            (fcntl.fcntl(fd, fcntl.F_GETFL), os.fstat(fd).st_mode, os.listxattr(fd), os.lseek(fd, 0, 1))
+            for fd in (0, 1, 3)])
+        for action in (lambda: os.chmod("/out", 0o777), lambda: open("/out/x", "w"), lambda: open("x", "w"),
+                       *(lambda fd=fd: os.fchmod(fd, 0o641) for fd in (0, 1, 3)),
+                       *(lambda fd=fd: os.setxattr(fd, "user.a", b"1") for fd in (0, 1, 3)),
+                       *(lambda fd=fd: fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)
+                         for fd in (0, 1, 3))):
+            try:
+                action()
+            except OSError:
+                pass
+        """)
+    first, second = sandbox.run_scripts(program, ["", ""], 5)
+    assert first.kind == "ok" and first.stdout == second.stdout
+
+
 def test_network(kind):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
