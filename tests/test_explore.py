@@ -24,9 +24,9 @@ class ScriptedEngine:
     """Answers (problem, step, kind) from `script(problem id, step, kind)`; the seed says which request it is."""
     startup_seconds, parameters, gpus, slots, window = 0.5, 1000, 1, 4, 10**6
 
-    def __init__(self, script, problems, calls, seed=1, max_tokens=100, fail_at=None, delay=lambda problem, step: 0,
+    def __init__(self, script, problems, calls, seed=1, max_tokens=100, fail_at=None, turns=lambda problem, step: 1,
                  logprob=lambda place: 0.0):
-        self.tokenizer, self.script, self.max_tokens, self.fail_at, self.delay = make_tokenizer(), script, max_tokens, fail_at, delay
+        self.tokenizer, self.script, self.max_tokens, self.fail_at, self.turns = make_tokenizer(), script, max_tokens, fail_at, turns
         self.logprob = logprob
         self.names = {engine.request_seed(seed, p.id, t, kind): (p.id, t, kind)
                       for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft", "summary")}
@@ -40,7 +40,8 @@ class ScriptedEngine:
         self.asked.append((name, self.tokenizer.decode(prompt_token_ids)))
         if len(self.asked) == self.fail_at:
             raise SystemExit("fail point")  # nothing that explore.py would catch
-        await asyncio.sleep(self.delay(*name[:2]))
+        for _ in range(self.turns(*name[:2])):  # of the event loop: an order that no clock decides
+            await asyncio.sleep(0)
         text = self.script(*name)
         if isinstance(text, Exception):
             raise text
@@ -156,7 +157,7 @@ def test_the_smaller_step_wins_whatever_finishes_first(monkeypatch, tmp_path):
     """Steps 6 and 7 are done long before steps 1 to 5, and step 6 has the text of step 3."""
     def script(problem, step, kind):
         return "draft" if kind == "draft" else "\\boxed{1}" if step in (3, 6) else "\\boxed{9}"
-    _, records, kept = run(monkeypatch, tmp_path, script, n=1, delay=lambda problem, step: 0.02 if step < 6 else 0)
+    _, records, kept = run(monkeypatch, tmp_path, script, n=1, turns=lambda problem, step: 100 if step < 6 else 1)
     assert [r["step"] for r in records][:2] == [6, 7]
     assert [c["step"] for c in kept] == [3]
 
@@ -328,7 +329,7 @@ def test_one_run_holds_the_folder(monkeypatch, tmp_path):
 
 def test_earlier_steps_are_admitted_first(monkeypatch, tmp_path):
     """With 8 places (twice the slots) and 12 problems, the first segments of all problems start before any second one."""
-    scripted, _, _ = run(monkeypatch, tmp_path, number_script, n=12, delay=lambda problem, step: 0.001)
+    scripted, _, _ = run(monkeypatch, tmp_path, number_script, n=12, turns=lambda problem, step: 5)
     firsts = [name for name, _ in scripted.asked if name[1] in (1, 6) and name[2] == "draft"]
     assert [step for _, step, _ in firsts] == [1] * 12 + [6] * 12
 

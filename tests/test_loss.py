@@ -253,6 +253,7 @@ def test_importance_weights_by_hand():
     train, sampler = torch.tensor([-1.0, -1.0, -0.1, -500.0]), torch.tensor([-1.0, -2.0, -300.0, -1.0])
     w = loss.importance_weights(train, sampler)
     assert w.tolist() == pytest.approx([1.0, 2.0, 2.0, 0.0]) and w.dtype == torch.float32
+    assert loss.importance_weights(train[:1], torch.tensor([-math.inf])).item() == 2.0  # a token that mu excludes
     assert loss.importance_weights(train, sampler, cap=3.0).tolist() == pytest.approx([1.0, math.e, 3.0, 0.0])
 
 
