@@ -177,11 +177,9 @@ def execute(request, space, nonce):
                 sys.modules["threading"]._shutdown()
             if "atexit" in sys.modules:
                 sys.modules["atexit"]._run_exitfuncs()
-            if not sys.stdout.closed:
-                sys.stdout.flush()  # it may be of the program's own making, and need the program's names
+            flush(sys.stdout)  # it may be of the program's own making, and need the program's names
             names.clear()  # files that it left open are written
-            if not out.closed:
-                out.flush()
+            flush(out)
         except SystemExit:
             pass
         except BaseException as error:
@@ -218,6 +216,16 @@ def execute(request, space, nonce):
             failed(error)
             break
     end(0)
+
+
+def flush(stream):
+    """As Python does at its end, for what a program may put in the place of sys.stdout, or leave of it."""
+    try:
+        closed = getattr(stream, "closed", False)
+    except ValueError:  # detached: its buffer belongs to another stream
+        closed = True
+    if not closed and hasattr(stream, "flush"):
+        stream.flush()
 
 
 def judge(step, names):

@@ -112,6 +112,13 @@ def test_ordinary_programs_pass():
             "bytes": "import sys\nsys.stdout.buffer.write(b'%d' % sum(map(int, input().split())))",
             "os.write": "import os\nos.write(1, b'%d' % sum(map(int, input().split())))",
             "noise on stderr": ADD + "\nimport os, sys\nprint('x' * 10**6, file=sys.stderr)\nos.write(2, b'x')",
+            "stdout detached": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8')\n" + ADD,
+            "a codec": "import codecs, sys\nsys.stdout = codecs.getwriter('utf-8')(sys.stdout.detach())\n" + ADD,
+            "stdout is None": ADD + "\nimport sys\nsys.stdout = None",
+            "only written": "import os, sys\nclass Fast:\n    def write(self, text): os.write(1, text.encode())\n"
+                            "sys.stdout = Fast()\n" + ADD,
+            "flushed": "import os, sys\nclass Fast:\n    text = ''\n    def write(self, text): self.text += text\n"
+                       "    def flush(self): os.write(1, self.text.encode())\nsys.stdout = Fast()\n" + ADD,
             "stdout closed": ADD + "\nimport sys\nsys.stdout.close()",
             "descriptor closed": ADD + "\nimport os, sys\nsys.stdout.flush()\nos.close(1)",
             "a shell": "import os\nos.system('echo $((%d+%d))' % tuple(map(int, input().split())))",
