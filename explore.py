@@ -197,13 +197,16 @@ async def explore(run, problems):
 
 async def step_by_step(run, problems, cut, admitted):
     """Exploration with an update after every N steps (App. G.3): the answers of a step depend on those before it."""
+    over = run.trainer.done * run.args.update_every  # no answer up to here may be the updated policy's
+    run.failed |= {p.id: "it was left before the newest update" for p in problems for t in range(1, over + 1)
+                   if (p.id, t) not in run.done}
     for steps in cut:
-        for t in steps:
+        for t in range(max(steps.start, over + 1), steps.stop):
             # what came before t in its segment is done: these add step t alone
             await side_by_side([admitted(problem, range(steps.start, t + 1)) for problem in problems
                                 if t == steps.start or (problem.id, t - 1) in run.done])
             number, rest = divmod(t, run.args.update_every)
-            if rest == 0 and number > run.trainer.done:
+            if rest == 0:
                 os.fsync(run.journal.fileno())  # no checkpoint may outlive the answers that it stands on
                 so_far = [line for line in cplus_lines(run, problems) if line["step"] <= t]  # a resumed run has more
                 await distill.train_on_all(run.trainer, number, so_far)
@@ -319,8 +322,8 @@ def finish(run, problems, kept, capped):
           f"{os.path.join(run.args.out, 'cplus.jsonl')}")
     if run.failed:
         raise data.BadInput(
-            f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (named "
-            "above), and lack calls: use a longer window or a smaller --tail, in another --out.")
+            f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (explore.json "
+            "names them), and lack calls: use a longer window or a smaller --tail, in another --out.")
 
 
 def check(args, parser):

@@ -269,6 +269,10 @@ def test_a_segment_that_cannot_go_on_is_left(monkeypatch, tmp_path, toy_model):
     assert drafts == [1, 6]
     records = data.read_jsonl(str(tmp_path / "rollouts.jsonl"))
     assert [r["step"] for r in records if r["problem"] == "p0"] == [6] and len(records) == 13
+    monkeypatch.setattr(ScriptedExplorer, "sample", plain)  # it would fit now: the newer policy's draft is another one
+    with pytest.raises(data.BadInput, match="1 of 3 problems"):
+        interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
+    assert data.read_jsonl(str(tmp_path / "rollouts.jsonl")) == records
 
 
 def test_updates_need_a_temperature(monkeypatch, tmp_path, toy_model):
