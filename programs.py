@@ -31,18 +31,28 @@ def program_of(response):
     """The longest closed fenced block of `response`; None if there is none, or nothing in it."""
     blocks, fence, indent, lines = [], None, 0, []
     for line in response.replace("\r\n", "\n").split("\n"):
-        opening = re.match(r"(\s*)(`{3,}(?=[^`]*$)|~{3,})", line)
-        opening = opening or re.match(r"()[^`]*[^`~](`{3,}|~{3,})[ \t]*\w*[ \t]*$", line)  # behind other text
+        opening = re.match(r"\s*(`{3,}(?=[^`]*$)|~{3,})", line)
+        opening = opening or re.match(r"(?:[^`]|`[^`]+`)*[^`~](`{3,}|~{3,})[ \t]*\w*[ \t]*$", line)  # behind other text
         closing = fence and re.match(rf"(.*?){fence}{fence[0]}*[ \t]*$", line)
+        if fence and not closing:  # before other text, other than the one word that an opening fence has
+            closing = re.match(rf"([ \t>]*){fence}{fence[0]}*(?![\w{{:]|[ \t]*\w+[ \t]*$)", line)
         if closing:
-            blocks.append("\n".join(lines + [closing[1]] * bool(closing[1].strip())))
+            blocks.append(without_margin(lines + [closing[1]], indent))
             fence = None
-        elif opening and (fence is None or opening[2] == fence and not opening[1] and line.startswith(fence)):
-            fence, indent, lines = opening[2], len(opening[1]), []  # within a block: that one was never closed
+        elif opening and (fence is None or opening[1] == fence and line.startswith(fence)):
+            fence, indent, lines = opening[1], opening.start(1), []  # within a block: that one was never closed
         elif fence:
-            lines.append(line[min(indent, len(line) - len(line.lstrip())) :])
+            lines.append(line)
     program = max(blocks, key=len, default="").encode("utf-8", "replace").decode()  # half a surrogate pair is no text
-    return program if program.strip() else None
+    return program or None
+
+
+def without_margin(lines, indent):
+    """The text of a block without the margin, `indent` at most, that a list or a quotation gives it; "" if empty."""
+    text = "\n".join(lines)
+    margin = len(re.match(r"(?:[ \t>]*\n)*([ \t>]*)", text)[1])  # of the first line that is not empty
+    text = re.sub(rf"^[ \t>]{{0,{min(margin, indent)}}}", "", text, flags=re.MULTILINE)
+    return text.rstrip(" \t\n") if text.strip() else ""
 
 
 # ---- Comparison, by LiveCodeBench's rules ----------------------------------------------------------------------------

@@ -44,7 +44,13 @@ def feedback(program, *args, **kwargs):
     ("1. so\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"),
     ("```python\nlost\n```python\nx = 1\n```", "x = 1"),
     ("```python\nprint(1)```", "print(1)"), ("Use ```x``` or `y`.", None), ("```python\nx = 1", None),
-    ("``` \n \n```", None),
+    ("``` \n \n```", None), ("```\n x = 1\n```", " x = 1"),
+    ("> ```python\n> if x:\n>     y\n>\n>     z\n> ```", "if x:\n    y\n\n    z"),
+    ("- ```python\n  if x:\n      y\n  ```", "if x:\n    y"), ("1. ```python\nif x:\n    y\n```", "if x:\n    y"),
+    ("  ```python\n\n  x = 1\n```", "\nx = 1"), ("```python\nx = 1\n``` This is all.", "x = 1"),
+    ("```python\nx = 1\n```. So", "x = 1"), ("```python\nx = 1\n```**Done**", "x = 1"),
+    ("```python\nlost\n``` python\nx = 1\n```", "x = 1"), ("```python\nlost\n```{.python}\nx = 1\n```", "x = 1"),
+    ("Read `n`: ```python\nx = 1\n```", "x = 1"),
     ("none", None)])
 def test_the_program_is_the_longest_closed_block(response, program):
     assert programs.program_of(response) == program
