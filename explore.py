@@ -138,9 +138,8 @@ def asked(args, messages):
 
 def shown(record, summary=None):
     """What the next context shows of a response; `summary`: that of `summarize`."""
-    if summary:
-        return summary.text
-    return record["response"] if record["tail"] is None else record["tail"]
+    tail = summary.text if summary else record["tail"]
+    return record["response"] if tail is None else tail
 
 
 async def summarize(run, problem, t, record):
@@ -197,7 +196,7 @@ async def explore(run, problems):
 
 async def step_by_step(run, problems, cut, admitted):
     """Exploration with an update after every N steps (App. G.3): the answers of a step depend on those before it."""
-    over = run.trainer.done * run.args.update_every  # no answer up to here may be the updated policy's
+    over = run.trainer.done * run.args.update_every  # up to this step no answer may come from the updated policy
     run.failed |= {p.id: "it was left before the newest update" for p in problems for t in range(1, over + 1)
                    if (p.id, t) not in run.done}
     for steps in cut:
@@ -279,8 +278,7 @@ def begin(args, settings, problems):
     if args.update_every:  # another problem would have needed the adapters of the steps that are over
         kept |= {"lr": args.lr, "tau": "inf" if args.tau == math.inf else args.tau, "divergence": args.divergence}
         growable = ("calls", "gpu_hours")
-    runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable,
-               empty=not records)
+    runs.begin(os.path.join(args.out, "explore.json"), kept | dataclasses.asdict(settings), growable, not records)
     runs.keep_problems(args.out, problems, empty=not records)
     done = {(r["problem"], r["step"]): r for r in records}
     if len(done) < len(records):
