@@ -161,7 +161,7 @@ def load_policy(settings, adapter, seed, checkpoint_every, device):
         for part in [*decoder.layers, decoder]:
             fully_shard(part, mp_policy=mixed, ignored_params={head})
     policy = Policy(model, decoder, head, settings.temperature)
-    recomputed = {0: "none", 1: "all"}.get(checkpoint_every, f"every {checkpoint_every}th")
+    recomputed = {0: "none", 1: "all"}.get(checkpoint_every, f"one in {checkpoint_every}")
     print_once(f"attention: {attention}; layers recomputed in the backward pass: {recomputed}; "
                f"{sum(p.numel() for p in policy.parameters()):,} trainable parameters")
     return policy
