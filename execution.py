@@ -16,8 +16,8 @@ STAR_IMPORTS = ("string re datetime collections heapq bisect copy math random st
                 "io sys json builtins typing").split()
 LONG = 5_000  # items, that are no numbers, of a list whose digest will do
 RECORD_BYTES = 4 << 20  # of all records of a test: what a caller reads costs it some seconds and 200 MB at most
-MODULES = {"Decimal": "decimal", "Fraction": "fractions"} | dict.fromkeys(["date", "time", "datetime", "timedelta"],
-                                                                          "datetime")
+MODULES = {"Decimal": "decimal", "Fraction": "fractions", "Counter": "collections", "deque": "collections",
+           "date": "datetime", "time": "datetime", "datetime": "datetime", "timedelta": "datetime"}
 
 
 # ---- Values as JSON that is safe to read --------------------------------------------------------------------------
@@ -43,19 +43,21 @@ def encode(value, depth=0):
         if isinstance(value, base):
             items = [encode(item, down) for item in base.__iter__(value)]
             return items if base is list else {base.__name__: items}
+    if MODULES.get(kind.__name__) == kind.__module__:
+        if kind.__module__ == "datetime":
+            return {kind.__name__: encode(value.__reduce__()[1], down)["tuple"]}
+        plain = {"Counter": dict, "deque": list}.get(kind.__name__, str)
+        return {kind.__name__: [encode(plain(value), down)]}
     if isinstance(value, dict):
         return {"dict": [[encode(key, down), encode(item, down)] for key, item in dict.items(value)]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": value.hex()}
-    if MODULES.get(kind.__name__) == kind.__module__:
-        is_number = kind.__name__ in ("Decimal", "Fraction")
-        return {kind.__name__: [str(value)] if is_number else encode(value.__reduce__()[1], down)["tuple"]}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), down)
         return plain if value.shape == () else {"array": plain}
-    if hasattr(value, "__iter__") and not isinstance(value, type):
+    if hasattr(value, "__iter__") and not isinstance(value, type) and kind.__module__ not in ("__main__", "Solution"):
         return {"iterator": [encode(item, down) for item in value]}
     return {"object": repr(value)[:300]}
 
@@ -261,10 +263,27 @@ def judge(step, names):
         def __getitem__(self, key):
             return ask(f"{self.path}[key]", key=key)
 
-        def __eq__(self, other):  # only objects of the program are compared by the program
-            return isinstance(other, Proxy) and ask(f"{self.path} == {other.path}")
+        def __len__(self):
+            if not ask(f"hasattr({self.path}, '__len__')"):  # list() tries it, and does without
+                raise TypeError("the object has no len()")
+            return ask(f"len({self.path})")
 
-    for name in "len", "bool", "str", "repr":
+        def __iter__(self):
+            return iter(ask(f"[*{self.path}]"))
+
+        def __instancecheck__(self, other):
+            return isinstance(other, Proxy) and ask(f"isinstance({other.path}, {self.path})")
+
+        def __subclasscheck__(self, other):
+            return isinstance(other, Proxy) and ask(f"issubclass({other.path}, {self.path})")
+
+        def __eq__(self, other):  # only objects of the program are compared by the program
+            if isinstance(other, Proxy):
+                return ask(f"{self.path} == {other.path}")
+            value = ask(self.path)  # a name may stand for a plain value
+            return not isinstance(value, Proxy) and value == other
+
+    for name in "bool", "str", "repr", "int", "float", "abs", "hash":
         setattr(Proxy, f"__{name}__", lambda self, name=name: ask(f"{name}({self.path})"))
     for name in "add", "sub", "mul", "truediv", "lt", "le", "gt", "ge":
         setattr(Proxy, f"__{name}__", lambda self, other, name=name:

@@ -418,7 +418,15 @@ def test_asserts_run_apart_from_the_program_and_count():
     ("from datetime import *\ndef f(): return [date(2020, 1, 2), timedelta(1)]",
      "assert f()[0] - datetime.date(2020, 1, 1) == f()[1]"),
     ("def f(x): return x ** 0.5", "assert math.isclose(f(2), 1.4142135623731)"),
-    ("def f(x): x.append(1); return x", "assert f([]) == [1]"),
+    ("def f(x): x.append(1); return x", "assert f([]) == [1]"), ("x = 5", "assert x == 5"),
+    ("class P: pass\nclass Q(P): pass", "assert isinstance(Q(), P) and issubclass(Q, P) and not isinstance(3, P)"),
+    ("class L:\n    def __init__(self, x): self.x = x\n    def __iter__(self): return iter(self.x)\n"
+     "    def size(self): return len(self.x)", "assert L([1, 2]).size() == 2 and list(L([3])) == [3]"),
+    ("from collections import *\ndef f(x): return deque(x)", "assert f([1, 2]) == deque([1, 2])"),
+    ("from collections import *\ndef f(x): return Counter(x)", "assert f('aab').most_common(1) == [('a', 2)]"),
+    ("class P:\n    def __init__(self, x): self.x = x\n    def __int__(self): return self.x\n"
+     "    def __hash__(self): return self.x\n    def __eq__(self, other): return self.x == other.x",
+     "assert int(P(1)) == 1 and len({P(1), P(1)}) == 1"),
     ("from decimal import Decimal\ndef f(): return Decimal('0.5')", "assert f() == 0.5")])
 def test_asserts_of_many_kinds(program, statement):
     assert verdict(program, [statement], kind="assert").feedback == "All public asserts passed."
