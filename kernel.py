@@ -27,14 +27,16 @@ MOUNT_SETATTR, LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SEL
 # shmget, semget, msgget, mq_open, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl,
 # setns, ptrace, process_vm_readv, process_vm_writev, clone3 (libc does without): network, memory beyond the limits,
 # state that outlives a test, tracing, what only attacks on the kernel need.
-# signals: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open, pidfd_send_signal.
+# Where other processes are in sight, also these. others: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo,
+# pidfd_open, pidfd_send_signal, setpriority, ioprio_set; own: prlimit64, sched_setaffinity, sched_setparam,
+# sched_setscheduler, sched_setattr, whose first argument is a process and must be 0, the caller.
 MACHINE = {
     "x86_64": {"architecture": 0xC000003E, "clone": 56, "unshare": 272,
                "denied": [41, 319, 29, 64, 68, 240, 425, 321, 323, 298, 248, 249, 250, 308, 101, 310, 311, 435],
-               "signals": [62, 200, 234, 129, 297, 434, 424]},
+               "others": [62, 200, 234, 129, 297, 434, 424, 141, 251], "own": [302, 203, 142, 144, 314]},
     "aarch64": {"architecture": 0xC00000B7, "clone": 220, "unshare": 97,
                 "denied": [198, 279, 194, 190, 186, 180, 425, 280, 282, 241, 217, 218, 219, 268, 117, 270, 271, 435],
-                "signals": [129, 130, 131, 138, 240, 434, 424]},
+                "others": [129, 130, 131, 138, 240, 434, 424, 140, 30], "own": [261, 122, 118, 119, 274]},
 }.get(os.uname().machine)
 
 
@@ -184,13 +186,15 @@ def landlock(read, write):
 
 
 def seccomp_filter(namespaces):
-    """The filter that makes denied system calls fail; where no namespace hides other processes, signals too."""
+    """The filter that makes denied system calls fail; where no namespace hides other processes, those to them too."""
     load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
     deny, unknown, allow, kill = 0x50001, 0x50026, 0x7FFF0000, 0x80000000  # EPERM, ENOSYS
     code = [(load, 0, 0, 4), (equal, 1, 0, MACHINE["architecture"]), (give, 0, 0, kill), (load, 0, 0, 0),
             (at_least, 0, 1, 0x40000000), (give, 0, 0, deny)]  # x32, the second numbering of x86-64
-    for number in MACHINE["denied"] + ([] if namespaces else MACHINE["signals"]):
+    for number in MACHINE["denied"] + ([] if namespaces else MACHINE["others"]):
         code += [(equal, 0, 1, number), (give, 0, 0, unknown if number == 435 else deny)]
+    for number in [] if namespaces else MACHINE["own"]:
+        code += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 1, 0, 0), (give, 0, 0, deny), (give, 0, 0, allow)]
     for name in "clone", "unshare":  # no user namespace
         code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 16), (any_bit, 0, 1, NEWUSER), (give, 0, 0, deny),
                  (give, 0, 0, allow)]

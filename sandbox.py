@@ -16,11 +16,11 @@ Covered, where the kernel allows user namespaces (Linux 5.12 or newer, x86-64 or
 - network: none. Processes: it sees and signals its own only. No rights, no namespaces of its own, few kernel interfaces
 - memory: 1 GiB a process (`memory`), twice that for all its processes; if the machine runs out, the test goes first
 - 64 processes and threads, 256 open files, no core dumps; 32 MiB of output, 4 MiB of results
-- time: `seconds` of CPU. On a loaded machine the time in which it stands ready but others have the CPU does not count.
-  It may sleep: twice `seconds` + 1 s in all; and after ten times `seconds` + 10 s it ends in any case
+- time: `seconds` of CPU, for all its processes. On a loaded machine the time in which it stands ready but others have
+  the CPU does not count. It may sleep: twice `seconds` + 1 s in all; after ten times `seconds` + 10 s it ends in any case
 Without user namespaces (many containers): Landlock keeps it to the same files, seccomp from the network and from
-signalling others, root becomes an unprivileged user, the supervisor hunts down what is left. `start` warns once of what
-is missing.
+signals and limits of others, root becomes an unprivileged user, the supervisor hunts down what is left. `start` warns
+once of what is missing.
 Not covered: faults of the kernel, timing and cache side channels, CPU and memory bandwidth taken from other tests, what
 the directories of programs and libraries hold. Without namespaces also: the size of the directory, for some kinds of
 root processes that fork faster than they are killed, what /dev and the number of a process tell.

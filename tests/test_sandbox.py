@@ -85,6 +85,8 @@ def test_files(kind, tmp_path):
     assert set(Path(tempfile.gettempdir()).glob("sandbox-*")) <= before
     assert keep.read_text() == "keep me" and os.listdir(tmp_path) == ["keep.txt"]
     assert run("import os\nos.makedirs('a/b')\nopen('a/b/c', 'w')\nos.chmod('a/b', 0)\nos.chmod('a', 0)").kind == "ok"
+    assert run("import os\nfor _ in range(2000): os.mkdir('a'); os.chdir('a')").kind == "ok"
+    assert set(Path(tempfile.gettempdir()).glob("sandbox-*")) <= before
     fresh = run("import os; print(sorted(os.listdir('.')))")
     assert fresh.stdout == "['.stdin', 'Solution.py']\n"
 
@@ -153,6 +155,27 @@ def test_other_processes(kind):
     finally:
         victim.kill()
         victim.wait()
+
+
+def test_limits_of_others(kind):
+    """With namespaces it sees its own children only, and may change them."""
+    outcome = run("""
+        import os, resource, time
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        resource.prlimit(0, resource.RLIMIT_NOFILE, (99, 99))
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+        for action in (lambda: resource.prlimit(child, resource.RLIMIT_CPU, (1, 1)),
+                       lambda: os.sched_setaffinity(child, os.sched_getaffinity(0)),
+                       lambda: os.setpriority(os.PRIO_USER, 0, 9)):
+            try:
+                action()
+                print("reached")
+            except PermissionError:
+                pass
+        """)
+    assert outcome.kind == "ok" and outcome.stdout == "reached\n" * (3 if kind == "namespaces" else 0)
 
 
 def test_nothing_outlives_a_test(kind, tmp_path):
@@ -232,6 +255,10 @@ def test_memory_processes_output_disk_files(kind):
     both = run("import os\nfor _ in range(7):\n    if os.fork() == 0: break\nx = bytearray(90 << 20)\n"
                "import time; time.sleep(3)", memory=128 << 20)
     assert both.error == "MemoryError"
+    shared = run("import mmap, os, time\nfor _ in range(5):\n    if os.fork() == 0: break\n"
+                 "m = mmap.mmap(-1, 90 << 20)\nfor i in range(0, 90 << 20, 4096): m[i] = 1\ntime.sleep(3)",
+                 memory=128 << 20)
+    assert shared.error == "MemoryError"
     endless = run("while True: print('a' * 100000)")
     assert "File too large" in endless.error and len(endless.stdout) == jail.OUTPUT_BYTES
     assert "Too many open files" in run("f = [open('/dev/null') for _ in range(300)]").error
@@ -256,6 +283,8 @@ def test_time(kind):
     assert run("import time; time.sleep(60)", seconds=0.1).kind == "timeout"
     assert run("import time; time.sleep(0.2); print(1)", seconds=0.1).kind == "ok"
     assert run("import os, time\nif os.fork():\n    time.sleep(60)\nwhile True: pass", seconds=0.1).kind == "timeout"
+    burn = "import os, time\nif os.fork() == 0:\n    while time.process_time() < 0.8: pass\n    os._exit(0)\nos.wait()"
+    assert run(burn, seconds=0.2).kind == "timeout" and run(burn, seconds=3).kind == "ok"
     assert run("import signal, time\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n"
                "    except OSError: pass\ntime.sleep(60)", seconds=0.1).kind == "timeout"
     assert run("", seconds=1).kind == "ok"
