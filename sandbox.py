@@ -17,7 +17,7 @@ Covered, where the kernel allows user namespaces (Linux 5.12 or newer, x86-64 or
 - memory: 1 GiB a process (`memory`), twice that for all its processes; if the machine runs out, the test goes first
 - 64 processes and threads, 256 open files, no core dumps; 32 MiB of output, 4 MiB of results
 - time: `seconds` of CPU, for all its processes. On a loaded machine the time in which it stands ready but others have
-  the CPU does not count. It may sleep: twice `seconds` + 1 s in all; after ten times `seconds` + 10 s it ends in any case
+  the CPU does not count. It may sleep: twice `seconds` + 1 s in all; and after ten times `seconds` + 10 s it ends
 Without user namespaces (many containers): Landlock keeps it to the same files, seccomp from the network and from
 signals and limits of others, root becomes an unprivileged user, the supervisor hunts down what is left. `start` warns
 once of what is missing.

@@ -75,11 +75,15 @@ def squeeze(text):
 
 def plain_latex(text):
     """`text` without what changes no value but is beyond math-verify 0.9.0: dollar signs (they would end the formula),
-    a full stop at the end, degree signs other than ^\\circ, ties, spaces between groups of three digits."""
+    punctuation and line ends behind it, degree signs other than ^\\circ, ties, spaces between groups of three digits,
+    signs of Unicode that LaTeX has names for."""
+    for sign, name in ("–", "-"), ("—", "-"), ("∞", r"\infty "), ("²", "^2"), ("³", "^3"), (r"\varnothing", r"\emptyset"):
+        text = text.replace(sign, name)
+    text = re.sub(r"√\{?(\w+)\}?", r"\\sqrt{\1}", text)
     text = re.sub(r"\\?\$", "", text)
     text = re.sub(r"\^?(?:°|\\degree(?![a-zA-Z]))", r"^\\circ", text)
     text = re.sub(r"(?<=\d)(?:\\[,:; ]|[ ~])(?=\d{3}(?!\d))", "", text)
-    return re.sub(r"[\s.]+$", "", text.replace("~", " ")).strip()
+    return re.sub(r"(?:[\s.,;]|\\\\|\\newline)+$", "", text.replace("~", " ")).strip()
 
 
 def math_equal(gold, answer):
@@ -282,6 +286,9 @@ async def grade(problem, response, truncated, engine, graders):
 # ---- All of them ----------------------------------------------------------------------------------------------------
 
 
+NEEDS_ENGINE = "a judge needs an engine: use explore.py or evaluate.py."
+
+
 class Graders:
     """A bounded pool beside the engine: threads that wait, each for its own worker process or sandbox."""
 
@@ -307,7 +314,7 @@ class Graders:
             return math_verdict(problem, response, self.ask_math)
         if problem.verifier == "code":
             return code_verdict(problem, response, truncated)
-        raise BadInput(f"{problem.id}: a judge needs an engine: use explore.py or evaluate.py.")
+        raise BadInput(f"{problem.id}: {NEEDS_ENGINE}")
 
     def ask_math(self, gold, answer):
         if not hasattr(self.own, "math"):
@@ -354,7 +361,7 @@ def main():
             raise BadInput(f'{where}: write {{"problem": {{...}}, "response": "...", "truncated": false}}.')
         problem = data.problem_from_row(row["problem"], Path(args.file).stem, where)
         if problem.verifier == "judge":
-            raise BadInput(f"{where}: a judge needs an engine: use explore.py or evaluate.py.")
+            raise BadInput(f"{where}: {NEEDS_ENGINE}")
         answers.append((problem, row["response"], row["truncated"]))
     graders = Graders()
     try:
