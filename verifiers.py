@@ -77,7 +77,8 @@ def plain_latex(text):
     """`text` without what changes no value but is beyond math-verify 0.9.0: dollar signs (they would end the formula),
     punctuation and line ends behind it, degree signs other than ^\\circ, ties, spaces between groups of three digits,
     signs of Unicode that LaTeX has names for."""
-    for sign, name in ("–", "-"), ("—", "-"), ("∞", r"\infty "), ("²", "^2"), ("³", "^3"), (r"\varnothing", r"\emptyset"):
+    signs = {"–": "-", "—": "-", "∞": r"\infty ", "²": "^2", "³": "^3", r"\varnothing": r"\emptyset"}
+    for sign, name in signs.items():
         text = text.replace(sign, name)
     text = re.sub(r"√\{?(\w+)\}?", r"\\sqrt{\1}", text)
     text = re.sub(r"\\?\$", "", text)

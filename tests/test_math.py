@@ -276,10 +276,11 @@ def test_hung(graders, monkeypatch):
 
 
 def test_too_much_cpu(graders, monkeypatch):
-    monkeypatch.setattr(verifiers, "CPU_SECONDS", 1)  # below math-verify's own limit, so that the kernel's comes first
+    # Far below math-verify's own limit, which is of wall time: the kernel's comes first on a loaded machine, too.
+    monkeypatch.setattr(verifiers, "CPU_SECONDS", 0.3)
     verdict = graders.submit(problem("3"), TOWER).result()
     assert (verdict.reward, verdict.correct) == (0, 0)
-    assert verdict.fault == "math-verify used more than 1 s of CPU time and was killed"
+    assert verdict.fault == "math-verify used more than 0.3 s of CPU time and was killed"
     right(graders)
 
 
@@ -377,7 +378,7 @@ def test_no_process_outlives_us(end, status):
         us.kill()
     us.stdout.close()
     assert us.wait(60) == status
-    wait_until(lambda: not any(map(alive, pids)), seconds=2)  # before a time limit or the end of its input would end it
+    wait_until(lambda: not any(map(alive, pids)), seconds=4)  # before a time limit or the end of its input would end it
 
 
 # ---- The command line -----------------------------------------------------------------------------------------------
