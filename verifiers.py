@@ -158,10 +158,11 @@ def math_worker():
 
 
 class MathWorker:
-    """A worker process as one thread sees it. The thread must live as long as the process (PR_SET_PDEATHSIG)."""
+    """A worker process as one thread sees it. The thread must live as long as the process (PR_SET_PDEATHSIG).
+    closing: the Event of its pool, which kills the process next: a call of `ask` that is running ends with an error."""
 
-    def __init__(self):
-        self.process, self.closed = None, False
+    def __init__(self, closing):
+        self.process, self.closing = None, closing
 
     def ask(self, gold, answer):
         """-> (equal: bool, fault: str or None). A hung or dead process is replaced at the next call."""
@@ -177,11 +178,10 @@ class MathWorker:
             return reply == b"1\n", None
         if reply is None:
             fault = f"math-verify gave no verdict within {WALL_SECONDS} s and was killed"
+        elif self.process.wait() == -signal.SIGPROF:
+            fault = f"math-verify used more than {CPU_SECONDS} s of CPU time and was killed"
         else:
-            status = self.process.wait()
-            fault = f"the math-verify process died with status {status}"
-            if status == -signal.SIGPROF:
-                fault = f"math-verify used more than {CPU_SECONDS} s of CPU time and was killed"
+            fault = f"the math-verify process died with status {self.process.returncode}"
         self.stop()
         self.check_open()
         return False, fault
@@ -193,7 +193,7 @@ class MathWorker:
         self.process = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), "--math-worker", str(CPU_SECONDS)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
-        ready = b"" if self.closed else self.reply(START_SECONDS)
+        ready = b"" if self.closing.is_set() else self.reply(START_SECONDS)
         if ready != b"ready\n":
             self.stop()
             self.check_open()
@@ -213,27 +213,15 @@ class MathWorker:
             line += part
         return line
 
-    def check_open(self):
-        if self.closed:
-            raise RuntimeError("The graders were closed while they graded.")
-
-    def close(self):
-        """From another thread: the call of `ask` that is running, if any, ends at once with an error."""
-        self.closed = True  # then the process; `start` looks the other way round, so one of the two sees the other
-        process = self.process
-        if process:
-            process.kill()
-
     def stop(self):
         if self.process:
             self.process.kill()
-            self.process.wait()
-            self.process.stdout.close()
-            try:
-                self.process.stdin.close()
-            except BrokenPipeError:  # an unsent question; the process is gone
-                pass
+            self.process.communicate()  # waits, and closes its pipes
             self.process = None
+
+    def check_open(self):
+        if self.closing.is_set():
+            raise RuntimeError("The graders were closed while they graded.")
 
 
 # ---- Code -----------------------------------------------------------------------------------------------------------
@@ -299,7 +287,7 @@ class Graders:
         self.threads = ThreadPoolExecutor(workers or cores, "grader")
         self.own = threading.local()
         self.math_workers = []
-        self.closing = False
+        self.closing = threading.Event()
         atexit.register(self.close)
 
     def submit(self, problem, response, truncated=False):
@@ -319,18 +307,17 @@ class Graders:
 
     def ask_math(self, gold, answer):
         if not hasattr(self.own, "math"):
-            self.own.math = MathWorker()
+            self.own.math = MathWorker(self.closing)
             self.math_workers.append(self.own.math)
-        if self.closing:
-            self.own.math.close()
         return self.own.math.ask(gold, answer)
 
     def close(self):
         """Drops what waits, ends the math that is being graded, waits for the code; leaves no process."""
-        self.closing = True
+        self.closing.set()  # before the processes: one that starts meanwhile sees it
         self.threads.shutdown(wait=False, cancel_futures=True)
-        for worker in list(self.math_workers):
-            worker.close()
+        for process in [worker.process for worker in self.math_workers]:
+            if process:
+                process.kill()
         self.threads.shutdown(wait=True)
         for worker in self.math_workers:
             worker.stop()
