@@ -1,12 +1,12 @@
 """Runs of explore.py, read back: their curves, cut at the last step that counts, averaged over benches and seeds."""
 import dataclasses
-import json
 import os
 import sys
 
 import data
 import measures
 from data import BadInput
+from runs import read_json
 
 
 @dataclasses.dataclass
@@ -46,13 +46,7 @@ def read_attempts(path):
 def read_beside(path, name):
     """The JSON file `name` in the folder of `path`; None if there is none."""
     beside = os.path.join(os.path.dirname(path), name)
-    if not os.path.isfile(beside):
-        return None
-    with open(beside) as file:
-        try:
-            return json.load(file)
-        except ValueError as error:
-            raise BadInput(f"{beside} is damaged ({error}): restore it, or do without compute and time.") from None
+    return read_json(beside) if os.path.isfile(beside) else None
 
 
 def model_name(model):

@@ -335,14 +335,18 @@ def main(argv=None):
         run(args, settings, problems, contexts)
 
 
+def as_explored(args, line):
+    """Where the flags are silent: the model, prompt family and decoding that a line of cplus.jsonl was explored with."""
+    for name, value in {"model": line["model"], "family": line["family"], **line["decoding"]}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+
+
 def prepare(args):
     """Resolve flags, read files. -> (engine settings, {problem: lines of C+}, {problem: the teacher's contexts})."""
     problems = read_cplus(args.cplus)
     first = next(iter(problems.values()))[0]
-    args.model, args.family = args.model or first["model"], args.family or first["family"]
-    for name, value in first["decoding"].items():  # the student is sampled as the policy explored
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    as_explored(args, first)
     if training.rank_and_world()[1] > 1 and args.tensor_parallel * args.data_parallel > 1:
         raise data.BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and "
                             "--data-parallel.")

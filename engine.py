@@ -8,6 +8,7 @@ Two engines answer it: `VLLMEngine` (vllm_engine.py), vLLM's continuous batching
 Both return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
 """
 import argparse
+import asyncio
 import hashlib
 import json
 import os
@@ -174,6 +175,23 @@ def check_adapter(adapter, model):
     if here != there and (os.path.exists(there) or os.path.basename(here) != os.path.basename(there)):
         raise BadInput(f"the adapter {adapter} was trained on {trained_on}, not on {model}: name that model with "
                        "--model, or, if it is the same in another place, that place in adapter_config.json.")
+
+
+async def side_by_side(coroutines, seconds=None):
+    """Run them side by side to their ends; an error, the time limit or Ctrl-C ends them all, before their engine is
+    closed. -> whether time did."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    if not tasks:
+        return False
+    try:
+        finished, unfinished = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for task in finished:
+            task.result()
+        return bool(unfinished)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -68,22 +68,20 @@ async def answer_all(requests, settings, seed, adapter, path):
     sampler, graders = await engine.start(settings, adapters=adapter is not None), verifiers.Graders()
     begin, bar, done = time.time(), tqdm(total=len(requests), unit="answer", disable=None), Counter()
 
-    async def one(request):
-        record = await answer(request, settings, seed, adapter, sampler, graders)
+    records = [None] * len(requests)
+
+    async def one(i, request):
+        records[i] = record = await answer(request, settings, seed, adapter, sampler, graders)
         runs.append(file, record)
         done.update(answers=1, correct=record["correct"], tokens=record.get("completion_tokens", 0))
         speed = done["tokens"] / (time.time() - begin)
         bar.set_postfix_str(f"{done['correct'] / done['answers']:.1%} correct, {speed:,.0f} tokens/s")
         bar.update()
-        return record
 
-    tasks = [asyncio.ensure_future(one(request)) for request in requests]
     try:
-        return await asyncio.gather(*tasks)
-    finally:  # after an error or Ctrl-C the other requests end first, or they would find their engine gone
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await engine.side_by_side(one(i, request) for i, request in enumerate(requests))
+        return records
+    finally:
         graders.close()
         sampler.close()
         bar.close()
@@ -185,10 +183,7 @@ def training_run(args, cplus):
                             "in the folder of its run.")
     lines, bench = dict(list(lines.items())[:args.limit]), explored["settings"]
     first = next(iter(lines.values()))[0]
-    args.model, args.family = args.model or first["model"], args.family or first["family"]
-    for name, value in first["decoding"].items():  # tested as it explored
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    distill.as_explored(args, first)
     problems = {p.id: p for p in data.load(bench["bench"], bench["split"], args.data or bench["data"])}
     if missing := [problem for problem in lines if problem not in problems]:
         raise data.BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: restore the file of "

@@ -191,7 +191,7 @@ async def explore(run, problems):
         work = [admitted(problem, steps) for steps in cut for problem in problems
                 if any((problem.id, t) not in run.done for t in steps)]
     cap = run.args.gpu_hours and max(0, run.args.gpu_hours * 3600 / run.engine.gpus - elapsed(run))
-    return await side_by_side(work, cap)
+    return await engine.side_by_side(work, cap)
 
 
 async def step_by_step(run, problems, cut, admitted):
@@ -202,29 +202,13 @@ async def step_by_step(run, problems, cut, admitted):
     for steps in cut:
         for t in range(max(steps.start, over + 1), steps.stop):
             # what came before t in its segment is done: these add step t alone
-            await side_by_side([admitted(problem, range(steps.start, t + 1)) for problem in problems
+            await engine.side_by_side([admitted(problem, range(steps.start, t + 1)) for problem in problems
                                 if t == steps.start or (problem.id, t - 1) in run.done])
             number, rest = divmod(t, run.args.update_every)
             if rest == 0:
                 os.fsync(run.journal.fileno())  # no checkpoint may outlive the answers that it stands on
                 so_far = [line for line in cplus_lines(run, problems) if line["step"] <= t]  # a resumed run has more
                 await distill.train_on_all(run.trainer, number, so_far)
-
-
-async def side_by_side(coroutines, seconds=None):
-    """Run them side by side to their ends; an error, the time limit or Ctrl-C ends them all. -> whether time did."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    if not tasks:
-        return False
-    try:
-        finished, unfinished = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for task in finished:
-            task.result()
-        return bool(unfinished)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def elapsed(run):

@@ -30,6 +30,9 @@ def exit_with_sentence(main):
     except BadInput as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # before or after what a script says of its own when it is stopped
+        print("\nStopped.", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the reader has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -39,8 +39,12 @@ def versions():
 
 
 def read_json(path):
+    """-> the dict in a file that `write_json` wrote; BadInput if it has become something else."""
     with open(path) as file:
-        return json.load(file)
+        try:
+            return dict(json.load(file))
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"{path} is damaged ({error}): put back the file of the run, or move this one away.") from None
 
 
 def write_json(path, content):

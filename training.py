@@ -137,7 +137,7 @@ class Policy:
 
 def load_policy(settings, adapter, seed, checkpoint_every, device):
     """The model with a new LoRA adapter, or that of the folder `adapter`, sharded where there are several ranks."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import LoraConfig, get_peft_model
     dtype = getattr(torch, settings.dtype)
     flash = device.type == "cuda" and dtype == torch.bfloat16 and importlib.util.find_spec("flash_attn") is not None
     attention = "flash_attention_2" if flash else "sdpa"
@@ -145,7 +145,7 @@ def load_policy(settings, adapter, seed, checkpoint_every, device):
     base.to(device)
     torch.manual_seed((seed - 1) * 10**8)  # the start of the adapter, the same on every rank
     if adapter:
-        model = PeftModel.from_pretrained(base, adapter, is_trainable=True)
+        model = engine.load_adapter(base, adapter, is_trainable=True)
     else:
         model = get_peft_model(base, LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, lora_dropout=0.0, bias="none",
                                                 target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -325,10 +325,9 @@ def start_trainer(args, settings, sampler, openings, out, done, journals):
 
 def merge(settings, adapter, folder):
     """Write the model with the adapter of the folder `adapter` in its weights, and its tokenizer, into `folder`."""
-    from peft import PeftModel
     from safetensors import SafetensorError
     base = engine.load(engine.AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
-    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload()
+    merged = engine.load_adapter(base, adapter).merge_and_unload()
     try:
         merged.save_pretrained(folder)
         engine.load(engine.AutoTokenizer, settings.model).save_pretrained(folder)

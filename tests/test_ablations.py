@@ -9,7 +9,6 @@ import distill
 import engine
 import explore
 import memory
-import prompts
 import verifiers
 from conftest import make_tokenizer
 from scripted_student import ScriptedStudent

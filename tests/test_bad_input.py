@@ -165,3 +165,18 @@ def test_a_closed_pipe_is_no_error(monkeypatch, capfd):
     with pytest.raises(SystemExit):
         data.exit_with_sentence(main)
     assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_before_a_run_begins(capsys):
+    def main():
+        raise KeyboardInterrupt
+    with pytest.raises(SystemExit) as exit:
+        data.exit_with_sentence(main)
+    assert exit.value.code == 130 and capsys.readouterr().err == "\nStopped.\n"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1'])
+def test_a_damaged_file_of_a_run(tmp_path, content):
+    (tmp_path / "explore.json").write_text(content)
+    with pytest.raises(data.BadInput, match="explore.json is damaged"):
+        runs.read_json(str(tmp_path / "explore.json"))
