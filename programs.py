@@ -169,11 +169,10 @@ def tests_feedback(problem, results):
 
 def tested_names(statement, imports):
     """-> (the names of the program's functions and classes that an assert tests, the modules of Python's library that
-    it uses and leaves to the program to import); nothing if it is no plain assert."""
-    body = ast.parse(statement).body
-    if len(body) != 1 or not isinstance(body[0], ast.Assert):
+    it uses and leaves to the program to import); nothing if there is more in it than asserts."""
+    nodes = list(ast.walk(ast.parse(statement)))
+    if not all(isinstance(node, ast.Assert) for node in nodes[0].body):
         return [], []
-    nodes = list(ast.walk(body[0]))
     names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     known |= {node.arg for node in nodes if isinstance(node, ast.arg)} | set(dir(builtins))
@@ -195,9 +194,9 @@ def run_asserts(problem, program, statements):
     it: where the assert calls the program's function, that call runs in a process with the program, and its value is
     put in. An object of the program's own classes stays in that process: it takes part in calls, and in comparisons and
     sums with other such objects; every plain value differs from it, so that no `__eq__` of the program's making passes.
-    Beside the program, which could then cheat, run only tests that are no single assert statement, that call several
-    built-in names and none of the program's, or that give the program what is neither a plain value nor its own: a
-    function, an object of a library. More than CALLS calls are an error.
+    Beside the program, which could then cheat, run only tests that hold other statements, that call several built-in
+    names and none of the program's, or that give the program what is neither a plain value nor its own: a function, an
+    object of a library. More than CALLS calls are an error.
     """
     seconds, imports, loaded = problem.tests["time_limit"], list(problem.imports), sandbox.Outcome("ok")
     used = [tested_names(statement, imports) for statement in statements]

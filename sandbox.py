@@ -25,8 +25,8 @@ Not covered: faults of the kernel, timing and cache side channels, CPU and memor
 the directories of programs and libraries hold. Without namespaces also: the size of the directory, for some kinds of
 root processes that fork faster than they are killed, what /dev and the number of a process tell.
 What a program may forge is its own answer. It never meets what is expected, but for asserts (programs.run_asserts)
-that are no single assert statement, that call several built-in names and none of the program's, or that give the
-program a function or an object of a library that they make themselves.
+that hold other statements, that call several built-in names and none of the program's, or that give the program a
+function or an object of a library that they make themselves.
 Unlike elsewhere: signals that a program sends itself do nothing unless it handles them (it is process 1; without
 namespaces they are refused), and without namespaces there are no POSIX semaphores. Only Linux.
 """

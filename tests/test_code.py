@@ -388,7 +388,8 @@ def test_asserts_run_apart_from_the_program_and_count():
                equal + "def add(a, b):\n    class N: __eq__ = lambda *a: True\n    return N()"]
     for statement in ("assert add(1, 2) == 3", "assert all(add(x, 1) == x + 1 for x in range(3))",
                       "assert math.isclose(add(1, 2), 3)",
-                      "assert abs(add(1, 2) - 3) < 1e-9", "assert set([add(1, 2)]) == {3}"):
+                      "assert abs(add(1, 2) - 3) < 1e-9", "assert set([add(1, 2)]) == {3}",
+                      "assert add(0, 0) == 0; assert add(1, 2) == 3", "assert add(1, 2) == 3\nassert add(2, 2) == 4"):
         given = dict(kind="assert", imports=["import math"])
         assert [program for program in hostile if verdict(program, [statement], **given).reward] == []
         assert verdict("def add(a, b): return a + b", [statement], [statement, "assert add(5, 5) == 10"],
