@@ -106,6 +106,8 @@ def decode(data, own=None):
     body = decode(body, own)
     if kind == "Fraction":
         return __import__("fractions").Fraction(*map(int, body[0].split("/")))  # not "1e999999999", which takes forever
+    if kind == "Counter" and not isinstance(body[0], dict):  # whose keys have been counted by `distinct`
+        raise ValueError("a counter of no dict")
     if kind in MODULES:
         return getattr(__import__(MODULES[kind]), kind)(*body)
     if kind in ("set", "frozenset"):

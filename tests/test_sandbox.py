@@ -279,7 +279,8 @@ def test_large_results_cost_the_caller_little(kind):
     request = {"Solution.py": "import os\nwhile True: os.write(3, b'[]' * 9999)", "memory": 1 << 30}
     (_, _, records), = sandbox.ask(request, [{".stdin": "", "seconds": [9], "total": 9, "steps": None}])
     assert len(records) == execution.RECORD_BYTES
-    for forged in {"Fraction": ["1e999999999"]}, {"set": [{"int": hex(i * ((1 << 61) - 1))} for i in range(2000)]}:
+    alike = [{"int": hex(i * ((1 << 61) - 1))} for i in range(2000)]
+    for forged in {"Fraction": ["1e999999999"]}, {"set": alike}, {"Counter": [alike]}, {"dict": [[i, 0] for i in alike]}:
         with pytest.raises(ValueError):
             execution.decode(forged)
 
