@@ -330,8 +330,9 @@ def mbpp(path):
             check_copy(file, file_sha256(file), pinned)
         tables.append({str(row["task_id"]).removeprefix("Mbpp/"): row for row in checked_rows(rows(file), fields)})
     hub, evalplus = tables
+    both = sorted(hub.keys() & evalplus.keys(), key=lambda number: number.zfill(3))  # some prompts are there twice
     return [mbpp_problem(number, hub[number], evalplus[number])
-            for number in shuffled(hub.keys() & evalplus.keys(), lambda number: hub[number]["prompt"])]
+            for number in shuffled(both, lambda number: hub[number]["prompt"])]
 
 
 def mbpp_problem(number, row, plus):

@@ -125,8 +125,9 @@ def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_sec
     """
     updates = update_seconds or [0] * last
     total = sum(record["sample_seconds"] for steps in attempts.values() for record in steps.values())
-    return [(startup_seconds + (wall_seconds - updates[-1]) * sampled / total + update) * gpus / 3600
-            for sampled, update in zip(total_curve(attempts, last, "sample_seconds"), updates)]
+    shares = [sampled / total if total else 1 for sampled in total_curve(attempts, last, "sample_seconds")]
+    return [(startup_seconds + (wall_seconds - updates[-1]) * share + update) * gpus / 3600
+            for share, update in zip(shares, updates)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -627,6 +627,14 @@ def test_mbpp(tmp_path, capsys):
             data.load("mbpp", path=path)
 
 
+def test_mbpp_tasks_of_one_prompt_have_an_order(tmp_path):
+    """It decides what --limit takes, so the hashes of a process must not; a set of texts would follow them."""
+    numbers = [7, 9, 71, 104, 141, 150, 569, 700, 801]
+    for name, rows in zip("hp", mbpp_rows(*reversed(numbers))):
+        write(tmp_path / f"mbpp_{name}.jsonl", [row | {"prompt": "Write a function to sort a list."} for row in rows])
+    assert [p.id for p in data.load("mbpp", path=str(tmp_path))] == [f"Mbpp/{number}" for number in numbers]
+
+
 def test_mbpp_download(tmp_path, monkeypatch):
     files = {}
     for (name, (_, fields)), rows in zip(data.MBPP_FILES.items(), mbpp_rows(10)):

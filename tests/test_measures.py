@@ -102,6 +102,8 @@ def test_gpu_hours_are_allotted_by_sampling_time():
     assert hours == pytest.approx([2 * (0.1 + 2 / 9), 2 * (0.1 + 8 / 9)])
     updated = measures.hour_curve(attempts, 2, startup_seconds=360, wall_seconds=3600, update_seconds=[0, 1800])
     assert updated == pytest.approx([0.1 + 0.5 * 2 / 9, 0.1 + 0.5 * 8 / 9 + 0.5])
+    at_once = run({"a": "R R"}, sample_seconds=0.0)  # the times of rollouts.jsonl are rounded
+    assert measures.hour_curve(at_once, 2, startup_seconds=360, wall_seconds=3600) == pytest.approx([1.1, 1.1])
 
 
 def test_repeats_among_independent_samples():
