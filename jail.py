@@ -248,6 +248,8 @@ def serve(control, parent, proc, config):
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)
     compile("0", "", "exec")  # makes the classes of `ast` once and not in each test
+    if hasattr(kernel.libc, "malloc_trim"):  # what compiling has left: every fork would copy it
+        kernel.libc.malloc_trim(0)
     control.send(b"ready")
     while os.getppid() == parent:
         if not select.select([control], [], [], 0.5)[0]:

@@ -69,7 +69,7 @@ def write_file(path, text, folder=None, flags=0):
 def read_file(path, folder=None):
     """The text of a file of /proc; "" if its process has ended or this kernel does not have it."""
     try:
-        with open(os.open(path, os.O_RDONLY, dir_fd=folder)) as file:
+        with open(os.open(path, os.O_RDONLY, dir_fd=folder), errors="replace") as file:
             return file.read()
     except OSError:
         return ""

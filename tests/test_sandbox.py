@@ -164,6 +164,19 @@ def test_other_processes(kind):
         victim.wait()
 
 
+def test_a_name_that_is_no_text(kind):
+    """Of a process, as /proc shows it."""
+    outcome = run("""
+        import ctypes, os, time
+        ctypes.CDLL(None).prctl(15, b") \\xff (\\n", 0, 0, 0)
+        if os.fork():
+            os.wait()
+        time.sleep(0.2)
+        print("ok")
+        """)
+    assert outcome.kind == "ok" and outcome.stdout == "ok\nok\n", outcome
+
+
 def test_limits_of_others(kind):
     """With namespaces it sees its own children only, and may change them."""
     outcome = run("""
