@@ -71,18 +71,20 @@ def supervise(connection, proc, config):
                 execution.execute(request, space, nonce)
             finally:
                 os._exit(70)
-        end = kernel.pidfd(pid)
-        why = watch(pid, end, request, records, nonce, connection, helper, proc)
-        if end >= 0:
-            os.close(end)
-        if why:
-            os.kill(pid, signal.SIGKILL)
-        _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: returns when all of it have ended
-        if not config["namespaces"]:
-            end_children(proc)
-        drop_scratch(scratch, config)
+        why, end = "fault", kernel.pidfd(pid)
+        try:
+            why = watch(pid, end, request, records, nonce, connection, helper, proc)
+        finally:
+            if why:
+                os.kill(pid, signal.SIGKILL)
+            _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: when all of it have ended
+            if not config["namespaces"]:
+                end_children(proc)
+            drop_scratch(scratch, config)
         if why == "gone":
             return
+        if end >= 0:
+            os.close(end)
         sizes = [os.fstat(out).st_size, min(os.fstat(records).st_size, execution.RECORD_BYTES)]
         header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": sizes, "nonce": nonce,
                   "seconds": usage.ru_utime + usage.ru_stime}
