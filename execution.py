@@ -57,7 +57,7 @@ def encode(value, depth=0):
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), down)
         return plain if value.shape == () else {"array": plain}
-    if hasattr(value, "__iter__") and not isinstance(value, type) and kind.__module__ not in ("__main__", "Solution"):
+    if hasattr(value, "__iter__") and kind.__module__ in ("builtins", "itertools") and not isinstance(value, type):
         return {"iterator": [encode(item, down) for item in value]}
     return {"object": repr(value)[:300]}
 
@@ -248,10 +248,11 @@ def judge(step, names):
             given = {name: encode(value) for name, value in given.items()}
             raise Needed({"whole": True} if '{"object":' in json.dumps(given) else {"eval": expression, "names": given})
         data = known[count - 1]
-        return Proxy(f"results[{count - 1}]") if isinstance(data, dict) and "object" in data else decode(data)
+        text = json.dumps(data)  # quotes within a value are escaped there
+        return Proxy(f"results[{count - 1}]") if '{"object":' in text or '{"array":' in text else decode(data)
 
     class Proxy:
-        """Something that only the program has: its function, or an object of its own."""
+        """Something that only the program has: its function, an object of its own, a list with such objects."""
 
         def __init__(self, path):
             self.__dict__["path"] = path
@@ -271,7 +272,8 @@ def judge(step, names):
             return ask(f"len({self.path})")
 
         def __iter__(self):
-            return iter(ask(f"[*{self.path}]"))
+            items = ask(f"[*{self.path}]")
+            return (items[i] for i in range(len(items)))
 
         def __instancecheck__(self, other):
             return isinstance(other, Proxy) and ask(f"isinstance({other.path}, {self.path})")

@@ -405,6 +405,7 @@ def test_asserts_run_apart_from_the_program_and_count():
     ("def f(g): return g(2)", "assert f(lambda x: x * 2) == 4"),
     ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
     ("def f(n): return None", "assert f(3) is None"),
+    ("import io\ndef f(file): return file.read()", "assert f(io.StringIO('a')) == 'a'"),
     ("def f(n): return n", "assert not f(0) and f([1, (2, {3})])[1] == (2, {3})"),
     ("def f(n): return n * 2", "assert list(map(f, [1, 2])) == [2, 4]"),
     ("def f(*a, **k): return (a, k)", "assert f(1, x={2: b'a'}) == ((1,), {'x': {2: b'a'}})"),
@@ -457,6 +458,17 @@ mul = add"""
     "assert sorted(add(1, 2)) == [3]"])  # the last two read for ever
 def test_an_object_that_is_like_all_passes_no_assert(statement):
     assert verdict(ALIKE, [statement], kind="assert").reward == 0
+
+
+@pytest.mark.parametrize("hidden", ["[E()]", "{1: (E(),)}", "__import__('numpy').arange(3)"])
+def test_no_program_gets_an_assert_to_run_beside_it(hidden):
+    """By giving an object within a plain value, which the assert then gives back to it."""
+    program = f"class E:\n    __eq__ = lambda *a: True\ndef f(x): return {hidden} if x == 1 else E()"
+    assert verdict(program, ["assert f(f(1)) == 6"], kind="assert").reward == 0
+    right = ("class P:\n    def __init__(self, x): self.x = x\ndef make(n): return [P(i) for i in range(n)]\n"
+             "def total(ps): return sum(p.x for p in ps)")
+    statement = "assert total(make(4)) == 6 and [p.x for p in make(3)] == [0, 1, 2]"
+    assert verdict(right, [statement], kind="assert").reward == 1
 
 
 def test_asserts_call_a_program_so_often(monkeypatch):
