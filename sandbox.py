@@ -42,7 +42,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
 import jail
@@ -148,15 +148,16 @@ def ask(program, tests, helper=None):
             try:
                 with theirs:
                     socket.send_fds(to, [b"t"], [theirs.fileno()])
-                ours.sendall(json.dumps(program).encode() + b"\n")
-                ahead = b""
+                message, sent = json.dumps(program).encode() + b"\n", done
                 while done < len(tests):
-                    if not ahead:
-                        ours.sendall(json.dumps(tests[done]).encode() + b"\n")
-                    ahead = json.dumps(tests[done + 1]).encode() + b"\n" if done + 1 < len(tests) else b""
-                    if len(ahead) > AHEAD_BYTES:
-                        ahead = b""
-                    ours.sendall(ahead)  # fits into the socket: it waits there, and neither side waits for the other
+                    for test in tests[sent : done + 2]:
+                        line = json.dumps(test).encode() + b"\n"
+                        if sent > done and len(line) > AHEAD_BYTES:
+                            break  # a short one waits in the socket, and neither side waits for the other
+                        message, sent = message + line, sent + 1
+                    with suppress(ConnectionError):  # the reply says why
+                        ours.sendall(message)
+                    message = b""
                     header = json.loads(replies.readline() or b"null")
                     if header is None or "fault" in header:
                         raise ConnectionError(header["fault"] if header else "its process died")

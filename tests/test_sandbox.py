@@ -457,8 +457,9 @@ def test_a_helper_that_gives_no_answer(monkeypatch, capfd):
         sandbox.start()
     sandbox.close()
     monkeypatch.undo()
-    with pytest.raises(RuntimeError, match="gave no answer .TypeError"):
-        list(sandbox.ask([], [{}]))
+    for test in {}, {".stdin": "x" * 10_000_000}:  # the helper fails before it has read the second
+        with pytest.raises(RuntimeError, match="gave no answer .TypeError"):
+            list(sandbox.ask([], [test]))
 
 
 def test_a_sandbox_that_cannot_run_is_bad_input(monkeypatch):
