@@ -14,7 +14,6 @@ import gc
 import json
 import os
 import re
-import resource
 import select
 import signal
 import site
