@@ -336,7 +336,7 @@ def main(argv=None):
 
 
 def as_explored(args, line):
-    """Where the flags are silent: the model, prompt family and decoding that a line of cplus.jsonl was explored with."""
+    """Where the flags are silent: model, prompt family and decoding of the run that wrote a line of cplus.jsonl."""
     for name, value in {"model": line["model"], "family": line["family"], **line["decoding"]}.items():
         if getattr(args, name) is None:
             setattr(args, name, value)

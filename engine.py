@@ -124,8 +124,8 @@ def load(auto_class, model, **kwargs):
         return auto_class.from_pretrained(model, **kwargs)
     except Exception as error:  # of any type: files may be missing, torn, of another shape
         what = "cannot be loaded" if os.path.isdir(model) else "is neither a folder here nor a model that the Hub gave"
-        raise BadInput(f"--model {model} {what} ({in_short(error)}): name the folder of a whole checkpoint, or a Hub id "
-                       "where the Hub can be reached.") from None
+        raise BadInput(f"--model {model} {what} ({in_short(error)}): name the folder of a whole checkpoint, or, where "
+                       "the Hub can be reached, a Hub id.") from None
 
 
 def load_adapter(model, adapter, **kwargs):
