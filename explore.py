@@ -203,7 +203,7 @@ async def step_by_step(run, problems, cut, admitted):
         for t in range(max(steps.start, over + 1), steps.stop):
             # what came before t in its segment is done: these add step t alone
             await engine.side_by_side([admitted(problem, range(steps.start, t + 1)) for problem in problems
-                                if t == steps.start or (problem.id, t - 1) in run.done])
+                                       if t == steps.start or (problem.id, t - 1) in run.done])
             number, rest = divmod(t, run.args.update_every)
             if rest == 0:
                 os.fsync(run.journal.fileno())  # no checkpoint may outlive the answers that it stands on

@@ -44,7 +44,8 @@ def read_json(path):
         try:
             return dict(json.load(file))
         except (ValueError, TypeError) as error:
-            raise BadInput(f"{path} is damaged ({error}): put back the file of the run, or move this one away.") from None
+            raise BadInput(f"{path} is damaged ({error}): put back the file of the run, or move this one "
+                           "away.") from None
 
 
 def write_json(path, content):
@@ -70,7 +71,7 @@ def begin(path, settings, growable=(), empty=False):
     if os.path.exists(path) and not empty:
         kept = read_json(path)
         for name, now in settings.items():
-            then = kept["settings"].get(name)
+            then = kept.get("settings", {}).get(name)
             if name in growable and (now is None or then is not None and now >= then):
                 continue
             if now != then:

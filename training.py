@@ -271,10 +271,20 @@ def publish(folder, step):
             shutil.rmtree(os.path.join(folder, name))
 
 
+def damaged(path, error):
+    """The BadInput of a step_K that is not what `save` wrote."""
+    return data.BadInput(f"the checkpoint {path} is damaged ({engine.in_short(error)}): put it back, or delete that "
+                         "folder (distill.py then goes on after the step before it).")
+
+
 def restore(policy, optimizer, path):
     """Put back the optimizer and the random state that `save` wrote; load_policy has read the adapter already."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-    kept = torch.load(os.path.join(path, "resume.pt"), weights_only=True)
+    with together():
+        try:
+            kept = torch.load(os.path.join(path, "resume.pt"), weights_only=True)
+        except Exception as error:  # a damaged file can raise nearly anything
+            raise damaged(path, error) from None
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
     set_optimizer_state_dict(policy.model, optimizer, kept["optimizer"], options=options)
     torch.set_rng_state(kept["rng"])
@@ -304,7 +314,10 @@ class Trainer:
 def go_on(out, done):
     """End what a crash after update `done` left half done. -> distill.jsonl and samples.jsonl, open for more lines."""
     if done:
-        publish(os.path.join(out, "adapter"), done)
+        try:
+            publish(os.path.join(out, "adapter"), done)
+        except FileNotFoundError as error:
+            raise damaged(os.path.dirname(error.filename), error) from None
     paths = [os.path.join(out, name) for name in ("distill.jsonl", "samples.jsonl")]
     return [runs.open_journal(path, last_step=done)[1] for path in paths]
 

@@ -428,6 +428,19 @@ def test_more_steps_extend_a_run(cplus, tmp_path, scripted, undisturbed):
     assert_same_run(out, undisturbed)
 
 
+@pytest.mark.parametrize("name", ["resume.pt", "adapter_model.safetensors"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(cplus, tmp_path, scripted, undisturbed, name):
+    out = tmp_path / "out"
+    distill.main(flags(cplus, out, 3))
+    file = out / "adapter" / "step_3" / name
+    os.truncate(file, 1000) if name == "resume.pt" else os.remove(file)
+    with pytest.raises(data.BadInput, match="the checkpoint .*step_3 is damaged .*: put it back, or delete that folder"):
+        distill.main(flags(cplus, out))
+    shutil.rmtree(file.parent)
+    distill.main(flags(cplus, out))
+    assert_same_run(out, undisturbed)
+
+
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on(cplus, tmp_path, scripted, undisturbed, monkeypatch):
     out = tmp_path / "out"
     real = runs.write_bytes

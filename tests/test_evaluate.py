@@ -99,6 +99,15 @@ def test_seeds_with_a_model_each_belong_together(tmp_path):
     assert row["model"] == "model" and row["pass@k (%)"] == (100, 0)
 
 
+def test_seeds_stand_in_their_order_whatever_that_of_their_files(tmp_path):
+    """Tables 9 and 14 pair the runs of two methods seed by seed."""
+    paths = [write_run(tmp_path / str(i), {"a": "x R"}, seed=seed) for i, seed in enumerate((2, 3, 1, 2))]
+    (group,) = curves.read_group(paths[:3]).runs.values()
+    assert [run.seed for run in group] == [1, 2, 3]
+    with pytest.raises(BadInput, match="0/rollouts.jsonl and .*3/rollouts.jsonl are both .* with seed 2"):
+        curves.read_group(paths)
+
+
 def test_overall_averages_rates_and_adds_costs(tmp_path):
     """Two benches of one model; the longer run is cut at the last step that both reached."""
     first = write_run(tmp_path / "math", {"a": "x R R"})

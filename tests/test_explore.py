@@ -274,6 +274,13 @@ def test_fewer_calls_and_another_problem_are_refused(monkeypatch, tmp_path):
         run(monkeypatch, tmp_path, number_script)
 
 
+def test_settings_that_are_gone_are_refused(monkeypatch, tmp_path):
+    run(monkeypatch, tmp_path, number_script)
+    (tmp_path / "out" / "explore.json").write_text("{}")
+    with pytest.raises(data.BadInput, match="holds a run with bench = None"):
+        run(monkeypatch, tmp_path, number_script)
+
+
 def test_a_problem_that_is_gone_is_refused(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, number_script)
     write_bench(tmp_path / "bench.jsonl", 1)

@@ -224,14 +224,21 @@ def test_the_ablations_are_read_as_they_are_named(monkeypatch, tmp_path):
         folder = args.pop("--out")
         made[folder.rpartition("/")[2]] = {k: v for k, v in args.items() if k not in ("--bench", "--lr", "--micro-tokens")}
         os.makedirs(folder)
-        lines = [{"problem": p, "bench": "arithmetic", "method": "leaf", "step": t, "restart": t == 1, "reward": 1, "truncated": False,
-                  "correct": int(t >= (2 if "leaf" in folder else 3)), "prompt_tokens": 10, "completion_tokens": 5, "signature": None, "sample_seconds": 1.0, "draft": None, "response": ""}
+        method, first = {"random": ("random", 2), "leaf": ("leaf", 2)}.get(folder.rpartition("/")[2], ("leaf", 3))
+        lines = [{"problem": p, "bench": "arithmetic", "method": method, "step": t, "restart": t == 1, "reward": 1, "truncated": False,
+                  "correct": int(t >= first), "prompt_tokens": 10, "completion_tokens": 5, "signature": None, "sample_seconds": 1.0, "draft": None, "response": ""}
                  for p in ("a", "b") for t in (1, 2, 3)]
         with open(os.path.join(folder, "rollouts.jsonl"), "w") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         with open(os.path.join(folder, "explore.json"), "w") as file:
-            json.dump({"settings": {"calls": 3, "model": "tiny", "seed": 1, "gpu_hours": None}, "result": {
+            json.dump({"settings": {"calls": 3, "model": "tiny", "seed": 1, "gpu_hours": None,
+                                    "update_every": int(args.get("--update-every", 0)) or None}, "result": {
                 "problems": 2, "complete_steps": 3, "parameters": 500, "startup_seconds": 1, "wall_seconds": 2, "gpus": 1, "capped": False, "failed": {}}}, file)
+        if "--update-every" in args:
+            os.makedirs(os.path.join(folder, "updates"))
+            with open(os.path.join(folder, "updates", "distill.jsonl"), "w") as file:
+                json.dump({"step": 1, "student_tokens": 10**6, "teacher_tokens": 10**6, "sample_seconds": 0, "train_seconds": 0}, file)
+                file.write("\n")
     monkeypatch.setattr(tiny, "command", command)
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         tiny.ablate(str(tmp_path), ("--bench", "arithmetic"))
@@ -240,6 +247,8 @@ def test_the_ablations_are_read_as_they_are_named(monkeypatch, tmp_path):
         "no-response": {"--memory": "no-response"}, "last3": {"--memory": "last3"}, "restart2": {"--restart": "2"},
         "restart10": {"--restart": "10"}, "never": {"--restart": "never"}, "update1": {"--update-every": "1"},
         "update2": {"--update-every": "2"}, "update5": {"--update-every": "5"}}
+    assert "| random sampling | 66.7% | 100.0% | 3 | 90 | 90 | 0 |" in shown.getvalue()  # the cost of its last point
+    assert "| update every 2 | 33.3% | 100.0% | 3 | 90 | 90 | 5 |" in shown.getvalue()
     assert "| LEAF | 66.7% | 100.0% | 2 | 60 | 90 | 0 |" in shown.getvalue()
     assert "| no restart | 33.3% | 100.0% | 3 | 90 | 90 | 0 |" in shown.getvalue()
     assert (tmp_path / "ablations.png").stat().st_size > 10_000
