@@ -284,6 +284,14 @@ def read_cplus(path):
     return problems
 
 
+def read_rollouts(cplus):
+    """The records of the rollouts.jsonl beside the file `cplus`."""
+    path = os.path.join(os.path.dirname(cplus), "rollouts.jsonl")
+    records = data.read_jsonl(path, torn_ok=True)
+    check_fields(path, records, "problem", "step", "reward", "restart", "context")
+    return records
+
+
 def above_zero(text):
     """argparse type: a finite number above zero."""
     with contextlib.suppress(ValueError):
@@ -352,10 +360,7 @@ def prepare(args):
                             "--data-parallel.")
     settings = engine.settings(args, first["bench"], gpu_memory=0.4)
     settle(args, settings, first["bench"])
-    rollouts, beside = [], os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl")
-    if args.traces != "success":
-        rollouts = data.read_jsonl(beside, torn_ok=True)
-        check_fields(beside, rollouts, "problem", "step", "reward", "restart", "context")
+    rollouts = [] if args.traces == "success" else read_rollouts(args.cplus)
     return settings, problems, teacher_contexts(problems, args.traces, rollouts)
 
 

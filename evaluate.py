@@ -188,9 +188,8 @@ def training_run(args, cplus):
     if missing := [problem for problem in lines if problem not in problems]:
         raise data.BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: restore the file of "
                             "problems.")
-    rollouts = data.read_jsonl(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"), torn_ok=True)
     name = [model_name(args.model), bench_name(first["bench"], bench["split"])]
-    return engine.settings(args, first["bench"]), name, lines, problems, rollouts
+    return engine.settings(args, first["bench"]), name, lines, problems, distill.read_rollouts(cplus)
 
 
 def trace_table(name, lines, rollouts):
@@ -218,6 +217,7 @@ def teacher_main(args):
     """--teacher: accuracy of the model on the contexts that its teacher is conditioned on (Tables 5 and 29)."""
     settings, name, lines, problems, rollouts = training_run(args, args.cplus)
     contexts = {traces: distill.teacher_contexts(lines, traces, rollouts) for traces in args.traces}
+    counts = trace_table(name, lines, rollouts)  # before the sampling: rollouts may be those of another run
     out = args.out or os.path.join(os.path.dirname(args.cplus), "teacher.json")
     records = run_requests(args, settings, [  # the context of sample k is the one that the trainer draws at step k
         {"problem": problems[p], "sample": k, "traces": traces,
@@ -233,7 +233,7 @@ def teacher_main(args):
                          percent(measures.avg_and_pass(traced)[0])])
     accuracy = Table("Teacher accuracy (Tables 5 and 29)",
                      ["model", "bench", "traces", "problems", "accuracy (%)"], rows)
-    finish(args, settings, [(accuracy, paper.TEACHER), (trace_table(name, lines, rollouts), paper.TRACES)], out)
+    finish(args, settings, [(accuracy, paper.TEACHER), (counts, paper.TRACES)], out)
 
 
 def update_main(args):

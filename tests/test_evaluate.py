@@ -556,6 +556,18 @@ def test_teacher_accuracy_and_trace_statistics(trained, scripted):
     assert {r["adapter"] for r in fake.requests} == {None}
 
 
+@pytest.mark.parametrize("damage, sentence", [
+    (lambda text: text.replace('"p4"', '"p5"'), "rollouts.jsonl has no step 1 of problem p4"),
+    (lambda text: text.replace('"restart"', '"again"'), "rollouts.jsonl line 1 has no restart")])
+def test_rollouts_that_do_not_fit_are_refused_before_anything_is_sampled(trained, scripted, damage, sentence):
+    rollouts = trained / "rollouts.jsonl"
+    rollouts.write_text(damage(rollouts.read_text()))
+    fake = scripted(ScriptedEngine(RESPONSES))
+    with pytest.raises(BadInput, match=sentence):
+        call("--teacher", "--cplus", trained / "cplus.jsonl", "--engine", "hf")
+    assert not fake.requests
+
+
 def test_a_copy_of_the_bench_that_moved_is_named_again(trained, scripted):
     explored = json.loads((trained / "explore.json").read_text())
     explored["settings"] |= {"bench": "math500", "data": str(trained / "gone.jsonl")}
