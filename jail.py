@@ -23,7 +23,7 @@ import time
 
 import execution
 import kernel
-from kernel import call, read_file, write_file
+from kernel import call, list_folder, read_file, write_file
 
 MEMORY_BYTES = 1 << 30
 OUTPUT_BYTES = 32 << 20
@@ -48,7 +48,7 @@ def supervise(connection, proc, config):
     else:
         call("prctl", kernel.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if not config["nobody"]:
-            processes += threads_of(os.geteuid())  # all of this user's count
+            processes += number_of_threads(os.geteuid())  # all of this user's count
     for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
         kernel.limit(name, value)
     for name in PRELOADED:
@@ -62,23 +62,26 @@ def supervise(connection, proc, config):
     gc.freeze()  # a collection in a test would copy what it looks at
     for line in requests:
         request = json.loads(line.decode()) | program
-        scratch, user, out, records = make_scratch(request, config)
-        pid = kernel.fork_into_namespace() if config["namespaces"] else os.fork()
-        if pid == 0:
-            try:
-                confine(request, scratch, out, records, user, config)
-                execution.execute(request, space, nonce)
-            finally:
-                os._exit(70)
-        why, end = "fault", kernel.pidfd(pid)
+        scratch = "/tmp" if config["namespaces"] else f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
         try:
-            why = watch(pid, end, request, records, nonce, connection, helper, proc)
+            user, out, records = make_scratch(scratch, request, config)
+            pid = kernel.fork_into_namespace() if config["namespaces"] else os.fork()
+            if pid == 0:
+                try:
+                    confine(request, scratch, out, records, user, config)
+                    execution.execute(request, space, nonce)
+                finally:
+                    os._exit(70)
+            why, end = "fault", kernel.pidfd(pid)
+            try:
+                why = watch(pid, end, request, records, nonce, connection, helper, proc)
+            finally:
+                if why:
+                    os.kill(pid, signal.SIGKILL)
+                _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: when all of it have ended
+                if not config["namespaces"]:
+                    end_children(proc)
         finally:
-            if why:
-                os.kill(pid, signal.SIGKILL)
-            _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: when all of it have ended
-            if not config["namespaces"]:
-                end_children(proc)
             drop_scratch(scratch, config)
         if why == "gone":
             return
@@ -93,18 +96,19 @@ def supervise(connection, proc, config):
         os.close(records)
 
 
-def make_scratch(request, config):
-    """-> the program's directory, with the program and its input; the user whom it belongs to (None: ours); the files
-    of its output and its records. All is made anew for each test: flags and attributes of a file would outlive one."""
+def make_scratch(scratch, request, config):
+    """Make the program's directory, with the program and its input. -> the user whom it belongs to (None: ours); the
+    files of its output and its records. All is made anew for each test: flags and attributes of a file would outlive
+    one."""
+    user = None
     if config["namespaces"]:
-        scratch, user, size = "/tmp", None, SCRATCH_BYTES + 4 * len(request[".stdin"])
+        size = SCRATCH_BYTES + 4 * len(request[".stdin"])
         kernel.mount_tmpfs(scratch, f"size={size},nr_inodes=10000,mode=755")
         # Output to a file with a name, /dev/stdout, but not within what the program may fill up.
         kernel.mount_tmpfs("/out", f"size={2 * OUTPUT_BYTES + (1 << 20)},nr_inodes=100,mode=555")
         out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
         records = os.open("/out", os.O_RDWR | os.O_TMPFILE, 0o600)
     else:
-        scratch, user = f"{config['temporary']}/sandbox-{os.urandom(8).hex()}", None
         out, records = os.memfd_create("out"), os.memfd_create("records")
         os.mkdir(scratch, 0o700)
         if config["nobody"]:
@@ -112,7 +116,7 @@ def make_scratch(request, config):
             os.chown(scratch, user, user)
     for name in ("Solution.py", ".stdin"):
         write_file(f"{scratch}/{name}", request[name], flags=os.O_CREAT)
-    return scratch, user, out, records
+    return user, out, records
 
 
 def drop_scratch(scratch, config):
@@ -128,8 +132,8 @@ def drop_scratch(scratch, config):
 
 
 def children_of(pid, proc):
-    """The numbers in /proc of all processes below `pid`."""
-    children = read_file(f"{pid}/task/{pid}/children", proc).split()
+    """The numbers in /proc of all processes below `pid`: each thread has children of its own."""
+    children = "".join(read_file(f"{thread}/children", proc) for thread in threads_of(pid, proc)).split()
     return children + [below for child in children for below in children_of(child, proc)]
 
 
@@ -148,8 +152,12 @@ def end_children(proc):
             continue
 
 
-def threads_of(user):
-    """How many threads this user has on the machine."""
+def threads_of(pid, proc):
+    return [f"{pid}/task/{thread}" for thread in list_folder(f"{pid}/task", proc)]
+
+
+def number_of_threads(user):
+    """How many this user has on the machine."""
     states = [read_file(f"/proc/{name}/status") for name in os.listdir("/proc") if name.isdigit()]
     own = [state for state in states if re.search(rf"Uid:\s*{user}\b", state)]
     return sum(int(re.search(r"Threads:\s*(\d+)", state)[1]) for state in own)
@@ -167,13 +175,20 @@ def cpu_of(pids, proc):
     return sum(map(int, sum(ticks, []))) / os.sysconf("SC_CLK_TCK")
 
 
+def ready_of(pids, proc):
+    """Seconds for which that one of their threads which waited longest stood ready while others had the CPU."""
+    waited = [read_file(f"{thread}/schedstat", proc).split()[1:2] for pid in pids for thread in threads_of(pid, proc)]
+    return max(map(int, sum(waited, [])), default=0) / 1e9
+
+
 def watch(pid, end, request, records, nonce, connection, helper, proc):
     """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "processes", "gone"
     (nobody wants the reply).
 
     Each step has its own clocks, and there are those of all steps together: a program may forge the ends of its steps.
     """
-    start, done, marks, me = time.monotonic(), 0, [0.0, 0.0, 0.0], os.readlink("self", dir_fd=proc)
+    start, ready, done, marks = time.monotonic(), 0.0, 0, [0.0, 0.0, 0.0]
+    me = os.readlink("self", dir_fd=proc)
     poll = select.poll()
     poll.register(connection, 0)  # reports a hang-up only
     if end >= 0:
@@ -185,8 +200,7 @@ def watch(pid, end, request, records, nonce, connection, helper, proc):
         if hung_up or os.getppid() != helper:
             return "gone"
         everyone = children_of(me, proc)
-        scheduled = read_file(f"{everyone[0]}/schedstat", proc).split() if everyone else []
-        ready = int(scheduled[1]) / 1e9 if scheduled else 0.0  # how long it stood ready while others had the CPU
+        ready = max(ready, ready_of(everyone, proc))  # a thread that has ended tells no more
         cpu = time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process
         clocks = [max(cpu, cpu_of(everyone, proc)), time.monotonic() - start, ready]
         finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())

@@ -75,6 +75,18 @@ def read_file(path, folder=None):
         return ""
 
 
+def list_folder(path, folder):
+    """The names in a folder of /proc; none if its process has ended."""
+    try:
+        fd = os.open(path, os.O_RDONLY, dir_fd=folder)
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        return []
+
+
 def protect(path, flags, recursive=True):
     """Add flags to a mount."""
     call(MOUNT_SETATTR, -100, path, 0x8000 * recursive, struct.pack("QQQQ", flags, 0, 0, 0), 32)

@@ -32,12 +32,15 @@ def program_of(response):
     blocks, fence, indent, lines = [], None, 0, []
     for line in response.replace("\r\n", "\n").split("\n"):
         opening = re.match(r"\s*(`{3,}(?=[^`]*$)|~{3,})", line)
-        opening = opening or re.match(r"(?:[^`]|`[^`]+`)*[^`~](`{3,}|~{3,})[ \t]*\w*[ \t]*$", line)  # behind other text
-        closing = fence and re.match(rf"(.*?){fence}{fence[0]}*[ \t]*$", line)
-        if fence and not closing:  # before other text, other than the one word that an opening fence has
-            closing = re.match(rf"([ \t>]*){fence}{fence[0]}*(?![\w{{:]|[ \t]*\w+[ \t]*$)", line)
-        if closing:
-            blocks.append(without_margin(lines + [closing[1]], indent))
+        opening = opening or re.match(r"(?:[^`]|`[^`]+`)*[^`~](`{3,}|~{3,})[ \t]*(?:\w+[ \t]*)?$", line)  # behind text
+        bare, last = line.rstrip(" \t"), None
+        if fence and bare.endswith(fence):
+            last = bare.rstrip(fence[0])
+        elif fence:  # before other text, other than the one word that an opening fence has
+            closing = re.match(rf"([ \t>]*){fence}{fence[0]}*(?![\w{{:{fence[0]}]|[ \t]*\w+[ \t]*$)", line)
+            last = closing and closing[1]
+        if last is not None:
+            blocks.append(without_margin(lines + [last], indent))
             fence = None
         elif opening and (fence is None or opening[1] == fence and line.startswith(fence)):
             fence, indent, lines = opening[1], opening.start(1), []  # within a block: that one was never closed

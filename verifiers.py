@@ -77,10 +77,11 @@ def plain_latex(text):
     """`text` without what changes no value but is beyond math-verify 0.9.0: dollar signs (they would end the formula),
     punctuation and line ends behind it, degree signs other than ^\\circ, ties, spaces between groups of three digits,
     signs of Unicode that LaTeX has names for."""
-    signs = {"–": "-", "—": "-", "∞": r"\infty ", "²": "^2", "³": "^3", r"\varnothing": r"\emptyset"}
+    text = re.sub("[²³]+", lambda match: "^{" + match[0].translate({ord("²"): "2", ord("³"): "3"}) + "}", text)
+    text = re.sub(r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}", text)  # \sqrt alone takes one digit
+    signs = {"√": r"\sqrt ", "–": "-", "—": "-", "∞": r"\infty ", r"\varnothing": r"\emptyset"}
     for sign, name in signs.items():
         text = text.replace(sign, name)
-    text = re.sub(r"√\{?(\w+)\}?", r"\\sqrt{\1}", text)
     text = re.sub(r"\\?\$", "", text)
     text = re.sub(r"\^?(?:°|\\degree(?![a-zA-Z]))", r"^\\circ", text)
     text = re.sub(r"(?<=\d)(?:\\[,:; ]|[ ~])(?=\d{3}(?!\d))", "", text)

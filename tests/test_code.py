@@ -50,7 +50,9 @@ def feedback(program, *args, **kwargs):
     ("  ```python\n\n  x = 1\n```", "\nx = 1"), ("```python\nx = 1\n``` This is all.", "x = 1"),
     ("```python\nx = 1\n```. So", "x = 1"), ("```python\nx = 1\n```**Done**", "x = 1"),
     ("```python\nlost\n``` python\nx = 1\n```", "x = 1"), ("```python\nlost\n```{.python}\nx = 1\n```", "x = 1"),
-    ("Read `n`: ```python\nx = 1\n```", "x = 1"),
+    ("Read `n`: ```python\nx = 1\n```", "x = 1"), ("```\nx = 1\n````python\ny = 1\n```", "x = 1\n````python\ny = 1"),
+    ("```\n" + "`" * 10**6 + "x\n~~~\n```", "`" * 10**6 + "x\n~~~"),  # in no time that grows with their square
+    ("~~~" + " " * 10**6 + "!", None),
     ("none", None)])
 def test_the_program_is_the_longest_closed_block(response, program):
     assert programs.program_of(response) == program
@@ -121,6 +123,8 @@ def test_ordinary_programs_pass():
             "stdout detached": "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8')\n" + ADD,
             "a codec": "import codecs, sys\nsys.stdout = codecs.getwriter('utf-8')(sys.stdout.detach())\n" + ADD,
             "stdout is None": ADD + "\nimport sys\nsys.stdout = None",
+            "no stdout": ADD + "\nimport sys\nsys.stdout.flush()\ndel sys.stdout",
+            "a child fails": "import os\nif os.fork() == 0: raise ValueError\nos.wait()\n" + ADD,
             "only written": "import os, sys\nclass Fast:\n    def write(self, text): os.write(1, text.encode())\n"
                             "sys.stdout = Fast()\n" + ADD,
             "flushed": "import os, sys\nclass Fast:\n    text = ''\n    def write(self, text): self.text += text\n"

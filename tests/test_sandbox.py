@@ -188,7 +188,7 @@ def test_limits_of_others(kind):
         os.sched_setaffinity(0, os.sched_getaffinity(0))
         for action in (lambda: resource.prlimit(child, resource.RLIMIT_CPU, (1, 1)),
                        lambda: os.sched_setaffinity(child, os.sched_getaffinity(0)),
-                       lambda: os.setpriority(os.PRIO_USER, 0, 9)):
+                       lambda: os.setpriority(os.PRIO_USER, 0, 19)):
             try:
                 action()
                 print("reached")
@@ -278,6 +278,10 @@ def test_memory_processes_output_disk_files(kind):
                  "m = mmap.mmap(-1, 90 << 20)\nfor i in range(0, 90 << 20, 4096): m[i] = 1\ntime.sleep(3)",
                  memory=128 << 20)
     assert shared.error == "MemoryError"
+    of_a_thread = run("import os, threading, time\ndef f():\n    for _ in range(7):\n        if os.fork() == 0: break\n"
+                      "    x = bytearray(90 << 20)\n    time.sleep(3)\nthreading.Thread(target=f).start()",
+                      memory=128 << 20)
+    assert of_a_thread.error == "MemoryError"
     endless = run("while True: print('a' * 100000)")
     assert "File too large" in endless.error and len(endless.stdout) == jail.OUTPUT_BYTES
     assert "Too many open files" in run("f = [open('/dev/null') for _ in range(300)]").error
@@ -311,16 +315,32 @@ def test_time(kind):
 
 
 def test_a_loaded_machine_fails_no_right_program(kind):
+    """Not even one whose work is done by a thread of a child. The burners are in sessions of their own, as the sandbox
+    is: where the scheduler makes a group for each session, one of theirs would weigh no more than it alone."""
     burn = [sys.executable, "-c", "while True: pass"]
-    burners = [subprocess.Popen(burn) for _ in range(6 * len(os.sched_getaffinity(0)))]
+    burners = [subprocess.Popen(burn, start_new_session=True) for _ in range(6 * len(os.sched_getaffinity(0)))]
     try:
-        outcome = run("import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\nprint(1)",
-                      seconds=1)
+        outcome = run("""
+            import os, threading, time
+            def work():
+                while time.process_time() < 0.6: pass
+                print(1)
+            if os.fork() == 0:
+                threading.Thread(target=work).start()
+            else:
+                os.wait()
+            """, seconds=1)
     finally:
         for burner in burners:
             burner.kill()
             burner.wait()
     assert outcome.kind == "ok" and 0.5 < outcome.seconds < 1
+
+
+def test_a_supervisor_that_fails_leaves_no_folder(kind):
+    with pytest.raises(RuntimeError, match="gave no answer"):
+        list(sandbox.ask({"Solution.py": "", "memory": 1 << 30}, [{".stdin": None, "seconds": [1], "total": 1}]))
+    assert os.listdir(tempfile.gettempdir()) == []
 
 
 def test_each_step_has_its_own_clock(kind):
