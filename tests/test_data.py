@@ -427,7 +427,7 @@ def test_sciknoweval_download(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(data, "SCIENCE_URL", (tmp_path / "a.tar.gz").as_uri())
     problems = data.load("sciknoweval")
-    assert problems == data.load("sciknoweval", path=write(tmp_path / "s.jsonl", [*rows, *closed, {"details": 1}]))
+    assert problems == data.load("sciknoweval", path=write(tmp_path / "s.jsonl", [*rows, *closed, {"type": "open-ended-qa", "details": 1}]))
     assert problems == data.load("sciknoweval", path=str(tmp_path / "a.tar.gz"))
     (tmp_path / "damaged.tar.gz").write_bytes(gzip.compress(b"no archive"))
     with pytest.raises(BadInput, match="damaged.tar.gz is damaged: delete it and try again"):

@@ -93,6 +93,13 @@ def test_failure_traces():
     assert found == {"a": [ROLLOUTS[1]["context"]], "b": [[user("b")]]}
 
 
+def test_failures_stand_in_the_order_of_the_steps_whatever_finished_first():
+    rollouts = [*ROLLOUTS, rollout("a", 6, 0, "blind", restart=True), rollout("a", 7, 0, "you were wrong again")]
+    contexts = [r["context"] for r in (rollouts[1], *rollouts[-2:])]
+    for order in (rollouts, rollouts[::-1]):
+        assert distill.teacher_contexts(PROBLEMS, "failure", order)["a"] == contexts
+
+
 def test_random_traces():
     """Only the feedback turn changes, to one that differs: the problem's own where there is one; a restart stays."""
     found = distill.teacher_contexts(PROBLEMS, "random", ROLLOUTS)

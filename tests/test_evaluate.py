@@ -219,6 +219,14 @@ def test_where_no_answer_is_wrong_nothing_repeats(tmp_path):
     assert "| 0 | – | – | – |" in report.pooled_table(leaf, independent).markdown()
 
 
+def test_a_cost_that_one_of_two_runs_has_not_is_compared_in_neither(tmp_path):
+    known = {"model": "model", "split": "test"}
+    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x R"}, **known)])
+    independent = curves.read_group([write_run(tmp_path / "random", {"a": "x R"}, method="random", explored=False)])
+    for pair in ([leaf, independent], [independent, leaf]):
+        assert [row["cost"] for row in rows(report.speed_table(*pair))] == ["verifier calls"]
+
+
 def test_comparison_of_two_memories(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z z z"})])
     blind = curves.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R R R"},
@@ -452,11 +460,11 @@ RIGHT, WRONG = "It is \\boxed{7}.", "It is \\boxed{8}."
 
 
 def test_avg_and_pass_of_a_scripted_model(tmp_path, scripted, toy_model, capsys):
-    fake = scripted(ScriptedEngine({"p1": [RIGHT, WRONG, WRONG, RIGHT], "p2": [WRONG] * 4, "p3": [RIGHT] * 4}))
+    fake = scripted(ScriptedEngine({"p1": [RIGHT, WRONG, RIGHT, WRONG], "p2": [WRONG] * 4, "p3": [RIGHT] * 4}))
     call("--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "base.json")
     result = json.loads((tmp_path / "base.json").read_text())
     assert result["result"]["avg"] == 6 / 12 and result["result"]["pass"] == 2 / 3 and result["result"]["faults"] == {}
-    assert result["problems"]["correct"] == {"p1": [1, 0, 0, 1], "p2": [0, 0, 0, 0], "p3": [1, 1, 1, 1]}
+    assert result["problems"]["correct"] == {"p1": [1, 0, 1, 0], "p2": [0, 0, 0, 0], "p3": [1, 1, 1, 1]}
     assert result["settings"]["samples"] == 4 and result["versions"]["torch"]
     lines = [json.loads(line) for line in (tmp_path / "base.jsonl").read_text().splitlines()]
     assert len(lines) == 12 and {line["response"] for line in lines} == {RIGHT, WRONG}

@@ -121,6 +121,8 @@ def test_transitions_skip_restarts_and_answers_without_signature():
     assert measures.transitions(run({"a": "x . x"})) == {}                            # the step before is not there
     assert measures.transitions(run({"a": "x P"})) == {"a": [("x", False, True)]}     # fixed, as far as the policy sees
     assert len(measures.transitions(run({"a": "x " * 30}, restart=None))["a"]) == 23  # the first 24 steps only
+    assert measures.transitions(run({"a": "x R"}), run({"a": "y y", "b": "z R"})) == {                # two seeds
+        "a": [("x", False, True), ("y", True, False)], "b": [("z", False, True)]}
 
 
 def test_paired_rates_average_problems_that_both_runs_have():
