@@ -169,10 +169,12 @@ def memory_of(pids, proc):
     return 1024 * sum(int(size) for state in states for size in re.findall(r"Rss(?:Anon|Shmem):\s*(\d+)", state))
 
 
-def cpu_of(pids, proc):
-    """Seconds of CPU that the processes have used, with those of their children that have ended."""
-    ticks = [read_file(f"{pid}/stat", proc).rpartition(")")[2].split()[11:15] for pid in pids]
-    return sum(map(int, sum(ticks, []))) / os.sysconf("SC_CLK_TCK")
+def cpu_of(pids, proc, own):
+    """Seconds of CPU that the processes have used, with those of their children that have ended. own: what each used
+    itself when last seen, kept here: of a child that nobody waits for, its parent's count says nothing."""
+    ticks = {pid: [*map(int, read_file(f"{pid}/stat", proc).rpartition(")")[2].split()[11:15])] for pid in pids}
+    own.update({pid: sum(ticks[pid][:2]) for pid in pids})
+    return max(sum(map(sum, ticks.values())), sum(own.values())) / os.sysconf("SC_CLK_TCK")
 
 
 def ready_of(pids, proc):
@@ -188,7 +190,7 @@ def watch(pid, end, request, records, nonce, connection, helper, proc):
     Each step has its own clocks, and there are those of all steps together: a program may forge the ends of its steps.
     """
     start, ready, done, marks = time.monotonic(), 0.0, 0, [0.0, 0.0, 0.0]
-    me = os.readlink("self", dir_fd=proc)
+    me, own = os.readlink("self", dir_fd=proc), {}
     poll = select.poll()
     poll.register(connection, 0)  # reports a hang-up only
     if end >= 0:
@@ -202,7 +204,7 @@ def watch(pid, end, request, records, nonce, connection, helper, proc):
         everyone = children_of(me, proc)
         ready = max(ready, ready_of(everyone, proc))  # a thread that has ended tells no more
         cpu = time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process
-        clocks = [max(cpu, cpu_of(everyone, proc)), time.monotonic() - start, ready]
+        clocks = [max(cpu, cpu_of(everyone, proc, own)), time.monotonic() - start, ready]
         finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())
         if finished > done:
             done, marks = finished, clocks

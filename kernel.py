@@ -29,12 +29,14 @@ MOUNT_SETATTR, LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SEL
 # state that outlives a test, tracing, what only attacks on the kernel need.
 # Where other processes are in sight, also these. others: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo,
 # pidfd_open, pidfd_send_signal, setpriority, ioprio_set; own: prlimit64, sched_setaffinity, sched_setparam,
-# sched_setscheduler, sched_setattr, whose first argument is a process and must be 0, the caller.
+# sched_setscheduler, sched_setattr, whose first argument is a process and must be 0, the caller; and these kinds of a
+# call, by its second argument: fcntl to F_SETOWN and F_SETOWN_EX, ioctl to FIOSETOWN and SIOCSPGRP (the kernel then
+# sends signals to that process), socketpair of datagrams (which can be sent to any socket that has a path).
 MACHINE = {
-    "x86_64": {"architecture": 0xC000003E, "clone": 56, "unshare": 272,
+    "x86_64": {"architecture": 0xC000003E, "clone": 56, "unshare": 272, "fcntl": 72, "ioctl": 16, "socketpair": 53,
                "denied": [41, 319, 29, 64, 68, 240, 425, 321, 323, 298, 248, 249, 250, 308, 101, 310, 311, 435],
                "others": [62, 200, 234, 129, 297, 434, 424, 141, 251], "own": [302, 203, 142, 144, 314]},
-    "aarch64": {"architecture": 0xC00000B7, "clone": 220, "unshare": 97,
+    "aarch64": {"architecture": 0xC00000B7, "clone": 220, "unshare": 97, "fcntl": 25, "ioctl": 29, "socketpair": 199,
                 "denied": [198, 279, 194, 190, 186, 180, 425, 280, 282, 241, 217, 218, 219, 268, 117, 270, 271, 435],
                 "others": [129, 130, 131, 138, 240, 434, 424, 140, 30], "own": [261, 122, 118, 119, 274]},
 }.get(os.uname().machine)
@@ -207,6 +209,11 @@ def seccomp_filter(namespaces):
         code += [(equal, 0, 1, number), (give, 0, 0, unknown if number == 435 else deny)]
     for number in [] if namespaces else MACHINE["own"]:
         code += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 1, 0, 0), (give, 0, 0, deny), (give, 0, 0, allow)]
+    kinds = [("fcntl", equal, 8), ("fcntl", equal, 15), ("ioctl", equal, 0x8901), ("ioctl", equal, 0x8902),
+             ("socketpair", any_bit, 2)]
+    for name, comparison, kind in [] if namespaces else kinds:
+        code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 24), (comparison, 0, 1, kind), (give, 0, 0, deny),
+                 (load, 0, 0, 0)]
     for name in "clone", "unshare":  # no user namespace
         code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 16), (any_bit, 0, 1, NEWUSER), (give, 0, 0, deny),
                  (give, 0, 0, allow)]

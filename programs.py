@@ -276,5 +276,5 @@ def verdict(problem, response, truncated):
                     break
         passed, feedback = not failed, tests_feedback(problem, failed)
         correct = passed and all(right for right, _ in run_tests(problem, program, private))
-    feedback = feedback[:FEEDBACK_CHARACTERS]
+    feedback = feedback[:FEEDBACK_CHARACTERS].encode("utf-8", "replace").decode()  # no tokenizer takes half a pair
     return int(passed), int(correct), feedback, None if passed else feedback

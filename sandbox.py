@@ -162,6 +162,8 @@ def ask(program, tests, helper=None):
                     if header is None or "fault" in header:
                         raise ConnectionError(header["fault"] if header else "its process died")
                     output, records = (replies.read(size) for size in header["sizes"])
+                    if [len(output), len(records)] != header["sizes"]:
+                        raise ConnectionError("its process died in the middle of a reply")
                     done, failures = done + 1, 0
                     yield header, output, records
             except (OSError, ValueError) as error:  # the helper died; `start` makes another
@@ -178,7 +180,9 @@ def outcome_of_end(header):
         errors = {"memory": "MemoryError", "processes": "BlockingIOError: too many processes"}
         return Outcome("error", error=errors[header["why"]])
     if header["status"] < 0:
-        return Outcome("error", error=f"ProcessError: killed by signal {signal.Signals(-header['status']).name}")
+        names = {number.value: number.name for number in signal.Signals}  # not of all real-time signals
+        number = -header["status"]
+        return Outcome("error", error=f"ProcessError: killed by signal {names.get(number, number)}")
     return Outcome("error", error=f"ProcessError: exit status {header['status']}")
 
 

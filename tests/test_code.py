@@ -86,6 +86,16 @@ def f(x):
     assert verdict(program, [["1", expected]], kind="functional", name="f").correct == passed
 
 
+@pytest.mark.parametrize("given", [
+    dict(program="raise ValueError('\\ud800')", public=[["1", "2"]]),
+    dict(program="def f(x): return '\\ud800'", public=[["1", "2"]], kind="functional", name="f"),
+    dict(program="def f(x): raise ValueError('\\ud800')", public=["assert f(1) == 2"], kind="assert")])
+def test_feedback_can_be_tokenized(given):
+    """Half of a surrogate pair, which a program may give, is no text."""
+    said = feedback(**given)
+    assert "?" in said and said.encode()
+
+
 # ---- Running --------------------------------------------------------------------------------------------------------
 
 

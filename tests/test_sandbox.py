@@ -180,7 +180,8 @@ def test_a_name_that_is_no_text(kind):
 def test_limits_of_others(kind):
     """With namespaces it sees its own children only, and may change them."""
     outcome = run("""
-        import os, resource, time
+        import fcntl, os, resource, socket, struct, time
+        pair = socket.socketpair()
         child = os.fork()
         if child == 0:
             time.sleep(60)
@@ -188,14 +189,17 @@ def test_limits_of_others(kind):
         os.sched_setaffinity(0, os.sched_getaffinity(0))
         for action in (lambda: resource.prlimit(child, resource.RLIMIT_CPU, (1, 1)),
                        lambda: os.sched_setaffinity(child, os.sched_getaffinity(0)),
-                       lambda: os.setpriority(os.PRIO_USER, 0, 19)):
+                       lambda: os.setpriority(os.PRIO_USER, 0, 19), lambda: fcntl.fcntl(0, fcntl.F_SETOWN, child),
+                       lambda: fcntl.fcntl(0, 15, struct.pack("ii", 1, child)),  # F_SETOWN_EX
+                       *(lambda kind=kind: fcntl.ioctl(pair[0], kind, struct.pack("i", child))
+                         for kind in (0x8901, 0x8902)), lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)):
             try:
                 action()
                 print("reached")
             except PermissionError:
                 pass
         """)
-    assert outcome.kind == "ok" and outcome.stdout == "reached\n" * (3 if kind == "namespaces" else 0)
+    assert outcome.kind == "ok" and outcome.stdout == "reached\n" * (8 if kind == "namespaces" else 0)
 
 
 def test_nothing_outlives_a_test(kind):
@@ -297,7 +301,8 @@ def test_large_results_cost_the_caller_little(kind):
     (_, _, records), = sandbox.ask(request, [{".stdin": "", "seconds": [9], "total": 9, "steps": None}])
     assert len(records) == execution.RECORD_BYTES
     alike = [{"int": hex(i * ((1 << 61) - 1))} for i in range(2000)]
-    for forged in {"Fraction": ["1e999999999"]}, {"set": alike}, {"Counter": [alike]}, {"dict": [[i, 0] for i in alike]}:
+    pairs = [[item, 0] for item in alike]
+    for forged in {"Fraction": ["1e999999999"]}, {"set": alike}, {"Counter": [alike]}, {"dict": pairs}:
         with pytest.raises(ValueError):
             execution.decode(forged)
 
@@ -309,6 +314,10 @@ def test_time(kind):
     assert run("import os, time\nif os.fork():\n    time.sleep(60)\nwhile True: pass", seconds=0.1).kind == "timeout"
     burn = "import os, time\nif os.fork() == 0:\n    while time.process_time() < 0.8: pass\n    os._exit(0)\nos.wait()"
     assert run(burn, seconds=0.2).kind == "timeout" and run(burn, seconds=3).kind == "ok"
+    unseen = ("import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nfor _ in range(5):\n"
+              "    if os.fork() == 0:\n        while time.process_time() < 0.2: pass\n        os._exit(0)\n"
+              "    try: os.wait()\n    except ChildProcessError: pass")
+    assert run(unseen, seconds=0.5).kind == "timeout" and run(unseen, seconds=3).kind == "ok"
     assert run("import signal, time\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n"
                "    except OSError: pass\ntime.sleep(60)", seconds=0.1).kind == "timeout"
     assert run("", seconds=1).kind == "ok"
@@ -387,6 +396,28 @@ def test_the_rest_is_dropped_with_the_iterator(kind):
     assert run("print(input())", "x" * 3_000_000).stdout == "x" * 3_000_000 + "\n" and time.monotonic() - start < 30
     large = sandbox.run_scripts("print(input() * 2)", ["y" * 4_000_000, "z" * 40_000, "w" * 4_000_000], 5)
     assert [len(outcome.stdout) for outcome in large] == [8_000_001, 80_001, 8_000_001]
+
+
+def test_a_reply_that_breaks_off_is_none():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def reply():
+        for _ in range(2):
+            _, fds, _, _ = socket.recv_fds(theirs, 1, 1)
+            with socket.socket(fileno=fds[0]) as connection:
+                connection.recv(9999)
+                connection.sendall(b'{"sizes": [5, 0]}\nabc')
+
+    thread = threading.Thread(target=reply)
+    thread.start()
+    with ours, theirs, pytest.raises(RuntimeError, match="gave no answer .its process died in the middle"):
+        list(sandbox.ask({}, [{}], helper=ours))
+    thread.join()
+
+
+def test_a_signal_without_a_name():
+    for status, name in (-9, "SIGKILL"), (-40, "40"):
+        assert sandbox.outcome_of_end({"why": None, "status": status}).error == f"ProcessError: killed by signal {name}"
 
 
 def test_a_helper_that_dies_is_replaced(kind):
