@@ -67,7 +67,6 @@ async def answer_all(requests, settings, seed, adapter, path):
     file = open(path, "w")
     sampler, graders = await engine.start(settings, adapters=adapter is not None), verifiers.Graders()
     begin, bar, done = time.time(), tqdm(total=len(requests), unit="answer", disable=None), Counter()
-
     records = [None] * len(requests)
 
     async def one(i, request):

@@ -220,8 +220,7 @@ def test_where_no_answer_is_wrong_nothing_repeats(tmp_path):
 
 
 def test_a_cost_that_one_of_two_runs_has_not_is_compared_in_neither(tmp_path):
-    known = {"model": "model", "split": "test"}
-    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x R"}, **known)])
+    leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x R"}, model="model")])
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "x R"}, method="random", explored=False)])
     for pair in ([leaf, independent], [independent, leaf]):
         assert [row["cost"] for row in rows(report.speed_table(*pair))] == ["verifier calls"]
