@@ -297,8 +297,8 @@ def finish(run, problems, kept, capped):
     if faults:
         print(f"The verifier itself failed on {faults} answers, which count as wrong (field \"fault\").")
     if last:
-        accuracy = measures.mean(r["correct"] for r in run.done.values())
-        print(f"pass@{last} {measures.pass_curve(attempts, last)[-1]:.1%}, mean accuracy {accuracy:.1%}, "
+        passed, accuracy = measures.pass_curve(attempts, last), measures.per_answer_curve(attempts, last, "correct")
+        print(f"pass@{last} {passed[-1]:.1%}, mean accuracy {accuracy[-1]:.1%}, "
               f"{len(run.done)} answers in {elapsed(run):.0f} s")
     print(f"C+ holds {len(kept)} contexts of {len({r['problem'] for r in kept})} problems: "
           f"{os.path.join(run.args.out, 'cplus.jsonl')}")

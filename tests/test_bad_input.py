@@ -51,6 +51,7 @@ def files(tmp_path_factory, toy_model, toy_adapters):
         change(folder / name / file)
     for name, file in (("tornmodel", "model.safetensors"), ("tornconfig", "config.json"), ("torntokens", "tokenizer.json")):
         damaged(name, toy_model, file, lambda path: os.truncate(path, 100))
+    damaged("torngeneration", toy_model, "generation_config.json", lambda path: os.truncate(path, 10))
     damaged("noweights", toy_model, "model.safetensors", os.remove)
     damaged("notokens", toy_model, ".", lambda path: [os.remove(file) for file in path.glob("tokenizer*")])
     damaged("wide", toy_model, "config.json", lambda path: path.write_text(path.read_text().replace(
@@ -89,6 +90,7 @@ def files(tmp_path_factory, toy_model, toy_adapters):
     ("explore --bench {good} --model {tornmodel} --out {folder}/c", "cannot be loaded"),
     ("explore --bench {good} --model {tornconfig} --out {folder}/c", "cannot be loaded"),
     ("explore --bench {good} --model {torntokens} --out {folder}/c", "cannot be loaded"),
+    ("explore --bench {good} --model {torngeneration} --out {folder}/c", "generation_config.json of"),
     ("explore --bench {good} --model {noweights} --out {folder}/c", "cannot be loaded"),
     ("explore --bench {good} --model {notokens} --out {folder}/c", "has no tokenizer"),
     ("explore --bench {good} --model {wide} --out {folder}/c", "cannot be loaded"),

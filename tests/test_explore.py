@@ -312,9 +312,12 @@ def test_a_context_that_does_not_fit_stops_its_problem_alone(monkeypatch, tmp_pa
         return number_script(problem, step, kind)
     with pytest.raises(data.BadInput, match="1 of 2 problems"):
         run(monkeypatch, tmp_path, script)
-    assert "Problem p0 cannot go on: its context of 9 tokens" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "Problem p0 cannot go on: its context of 9 tokens" in said.err
     records = data.read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))
     assert sorted(by_step(records, "p0")) == [1, 2, 6, 7] and sorted(by_step(records, "p1")) == list(range(1, 8))
+    counted, every = ([r["correct"] for r in records if r["step"] <= last] for last in (2, 7))
+    assert f"mean accuracy {sum(counted) / 4:.1%}, 11 answers" in said.out and sum(counted) / 4 != sum(every) / 11
     assert (tmp_path / "out" / "cplus.jsonl").exists()
     _, records, _ = run(monkeypatch, tmp_path, number_script)
     assert len(records) == 14
