@@ -177,10 +177,15 @@ def cpu_of(pids, proc, own):
     return max(sum(map(sum, ticks.values())), sum(own.values())) / os.sysconf("SC_CLK_TCK")
 
 
-def ready_of(pids, proc):
-    """Seconds for which that one of their threads which waited longest stood ready while others had the CPU."""
-    waited = [read_file(f"{thread}/schedstat", proc).split()[1:2] for pid in pids for thread in threads_of(pid, proc)]
-    return max(map(int, sum(waited, [])), default=0) / 1e9
+def ready_of(pids, proc, waited):
+    """Seconds since the last call for which that one of their threads which waited longest stood ready while others had
+    the CPU. waited: nanoseconds of each thread so far, kept here."""
+    longest = 0
+    for thread in [thread for pid in pids for thread in threads_of(pid, proc)]:
+        for delay in read_file(f"{thread}/schedstat", proc).split()[1:2]:
+            longest = max(longest, int(delay) - waited.get(thread, 0))
+            waited[thread] = int(delay)
+    return longest / 1e9
 
 
 def watch(pid, end, request, records, nonce, connection, helper, proc):
@@ -190,7 +195,7 @@ def watch(pid, end, request, records, nonce, connection, helper, proc):
     Each step has its own clocks, and there are those of all steps together: a program may forge the ends of its steps.
     """
     start, ready, done, marks = time.monotonic(), 0.0, 0, [0.0, 0.0, 0.0]
-    me, own = os.readlink("self", dir_fd=proc), {}
+    me, own, waited = os.readlink("self", dir_fd=proc), {}, {}
     poll = select.poll()
     poll.register(connection, 0)  # reports a hang-up only
     if end >= 0:
@@ -202,7 +207,7 @@ def watch(pid, end, request, records, nonce, connection, helper, proc):
         if hung_up or os.getppid() != helper:
             return "gone"
         everyone = children_of(me, proc)
-        ready = max(ready, ready_of(everyone, proc))  # a thread that has ended tells no more
+        ready += ready_of(everyone, proc, waited)
         cpu = time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process
         clocks = [max(cpu, cpu_of(everyone, proc, own)), time.monotonic() - start, ready]
         finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())

@@ -28,7 +28,8 @@ What a program may forge is its own answer. It never meets what is expected, but
 that hold other statements, that call several built-in names and none of the program's, or that give the program a
 function or an object of a library that they make themselves.
 Unlike elsewhere: signals that a program sends itself do nothing unless it handles them (it is process 1; without
-namespaces they are refused), and without namespaces there are no POSIX semaphores. Only Linux.
+namespaces they are refused), packages that lie under /tmp are out of sight (but for numpy and sortedcontainers), and
+without namespaces there are no POSIX semaphores and no second Python where only root may enter its folder. Only Linux.
 """
 
 import atexit

@@ -324,7 +324,7 @@ def test_time(kind):
 
 
 def test_a_loaded_machine_fails_no_right_program(kind):
-    """Not even one whose work is done by a thread of a child. The burners are in sessions of their own, as the sandbox
+    """Not even one whose work is done by threads of children, one after the other. The burners are in sessions of their own, as the sandbox
     is: where the scheduler makes a group for each session, one of theirs would weigh no more than it alone."""
     burn = [sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burn, start_new_session=True) for _ in range(6 * len(os.sched_getaffinity(0)))]
@@ -332,11 +332,11 @@ def test_a_loaded_machine_fails_no_right_program(kind):
         outcome = run("""
             import os, threading, time
             def work():
-                while time.process_time() < 0.6: pass
-                print(1)
-            if os.fork() == 0:
-                threading.Thread(target=work).start()
-            else:
+                while time.process_time() < 0.1: pass
+            for _ in range(6):
+                if os.fork() == 0:
+                    threading.Thread(target=work).start()
+                    break
                 os.wait()
             """, seconds=1)
     finally:
