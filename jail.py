@@ -262,7 +262,9 @@ def serve(control, parent, proc, config):
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
     sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this file
-    if not config["namespaces"] and config["nobody"]:  # programs run as a user who may not be let into, say, /root
+    if config["namespaces"]:
+        sys.path[:] = map(kernel.inside, sys.path)
+    elif config["nobody"]:  # programs run as a user who may not be let into, say, /root
         folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
         sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
     config["filter"] = kernel.MACHINE and ctypes.create_string_buffer(kernel.seccomp_filter(config["namespaces"]))

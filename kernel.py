@@ -148,6 +148,11 @@ def mount_tmpfs(path, options):
     call("mount", "none", path, "tmpfs", NOSUID | NODEV, options)
 
 
+def inside(path):
+    """Where `build_root` puts a file or folder: /tmp is the program's."""
+    return f"/packages{path}" if path.startswith("/tmp/") else path
+
+
 def build_root(sources):
     """Make a file tree of `sources`, all read-only, the root of this mount namespace. /tmp is mounted per test."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
@@ -159,11 +164,12 @@ def build_root(sources):
         if any(path.startswith(other + "/") for other in sources):
             continue
         folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-        os.makedirs(new + (path if folder else os.path.dirname(path)), exist_ok=True)
+        place = new + inside(path)
+        os.makedirs(place if folder else os.path.dirname(place), exist_ok=True)
         if not folder:
-            write_file(new + path, "", flags=os.O_CREAT)
-        call("mount", f"/proc/self/fd/{fd}", new + path, None, MS_BIND | MS_REC, None)
-        protect(new + path, READ_ONLY | NOSUID | (0 if path in devices else NODEV))
+            write_file(place, "", flags=os.O_CREAT)
+        call("mount", f"/proc/self/fd/{fd}", place, None, MS_BIND | MS_REC, None)
+        protect(place, READ_ONLY | NOSUID | (0 if path in devices else NODEV))
     for fd in held.values():
         os.close(fd)
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):

@@ -53,8 +53,9 @@ def program_of(response):
 def without_margin(lines, indent):
     """The text of a block without the margin, `indent` at most, that a list or a quotation gives it; "" if empty."""
     text = "\n".join(lines)
-    margin = len(re.match(r"(?:[ \t>]*\n)*([ \t>]*)", text)[1])  # of the first line that is not empty
-    text = re.sub(rf"^[ \t>]{{0,{min(margin, indent)}}}", "", text, flags=re.MULTILINE)
+    margin = re.match(r"(?:[ \t>]*\n)*([ \t>]*)", text)[1][:indent]  # of the first line that is not empty
+    quoted = ">" if ">" in margin else ""
+    text = re.sub(rf"^[ \t{quoted}]{{0,{len(margin)}}}", "", text, flags=re.MULTILINE)
     return text.rstrip(" \t\n") if text.strip() else ""
 
 

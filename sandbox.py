@@ -28,8 +28,8 @@ What a program may forge is its own answer. It never meets what is expected, but
 that hold other statements, that call several built-in names and none of the program's, or that give the program a
 function or an object of a library that they make themselves.
 Unlike elsewhere: signals that a program sends itself do nothing unless it handles them (it is process 1; without
-namespaces they are refused), packages that lie under /tmp are out of sight (but for numpy and sortedcontainers), and
-without namespaces there are no POSIX semaphores and no second Python where only root may enter its folder. Only Linux.
+namespaces they are refused); without namespaces there are no POSIX semaphores, and no second Python where only root
+may enter its folder. Only Linux.
 """
 
 import atexit
@@ -108,7 +108,8 @@ def spawn(namespaces):
     """Start a helper with or without namespaces. -> "ready", or why not."""
     global control, process
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    packages = list({sysconfig.get_path(name): None for name in ("purelib", "platlib")})
+    packages = list({os.path.realpath(sysconfig.get_path(name)): None for name in ("purelib", "platlib")})
+    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     sources = ["/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc/localtime", "/nix/store",
                sys.base_prefix, sys.base_exec_prefix, *packages]
     sources = list({os.path.realpath(path): None for path in sources if os.path.exists(path)})
@@ -117,9 +118,9 @@ def spawn(namespaces):
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0",
                    "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [getattr(sys, "_base_executable", sys.executable), "-s", "-S", "-B", "-X", "utf8", jail.__file__,
-         str(theirs.fileno()), str(os.getpid()), config], pass_fds=[theirs.fileno()], cwd="/", start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
+        [python, "-s", "-S", "-B", "-X", "utf8", jail.__file__, str(theirs.fileno()), str(os.getpid()), config],
+        pass_fds=[theirs.fileno()], cwd="/", start_new_session=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, env=environment)
     theirs.close()
     return control.recv(1000).decode() or "its helper process died"
 

@@ -47,6 +47,7 @@ def feedback(program, *args, **kwargs):
     ("``` \n \n```", None), ("```\n x = 1\n```", " x = 1"),
     ("> ```python\n> if x:\n>     y\n>\n>     z\n> ```", "if x:\n    y\n\n    z"),
     ("- ```python\n  if x:\n      y\n  ```", "if x:\n    y"), ("1. ```python\nif x:\n    y\n```", "if x:\n    y"),
+    ("  ```python\n  s = '''\n> a'''\n  ```", "s = '''\n> a'''"),
     ("  ```python\n\n  x = 1\n```", "\nx = 1"), ("```python\nx = 1\n``` This is all.", "x = 1"),
     ("```python\nx = 1\n```. So", "x = 1"), ("```python\nx = 1\n```**Done**", "x = 1"),
     ("```python\nlost\n``` python\nx = 1\n```", "x = 1"), ("```python\nlost\n```{.python}\nx = 1\n```", "x = 1"),

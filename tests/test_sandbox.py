@@ -98,6 +98,17 @@ def test_files(kind, tmp_path):
     assert fresh.stdout == "['.stdin', 'Solution.py']\n"
 
 
+def test_packages_anywhere(kind, tmp_path, monkeypatch):
+    """Behind a link, and in /tmp, which is the program's own folder inside."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "mine.py").write_text("x = 5")
+    (tmp_path / "link").symlink_to("packages")
+    monkeypatch.setattr(sandbox.sysconfig, "get_path", lambda name: str(tmp_path / "link"))
+    sandbox.close()
+    assert run("import mine\nprint(mine.x)").stdout == "5\n"
+    sandbox.close()
+
+
 def test_nothing_tells_a_test_of_those_before_it(kind):
     program = textwrap.dedent("""
         import fcntl, os
