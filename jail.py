@@ -173,7 +173,7 @@ def cpu_of(pids, proc, own):
     """Seconds of CPU that the processes have used, with those of their children that have ended. own: what each used
     itself when last seen, kept here: of a child that nobody waits for, its parent's count says nothing."""
     ticks = {pid: [*map(int, read_file(f"{pid}/stat", proc).rpartition(")")[2].split()[11:15])] for pid in pids}
-    own.update({pid: sum(ticks[pid][:2]) for pid in pids})
+    own.update({pid: sum(ticks[pid][:2]) for pid in pids if ticks[pid]})
     return max(sum(map(sum, ticks.values())), sum(own.values())) / os.sysconf("SC_CLK_TCK")
 
 

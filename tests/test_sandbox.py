@@ -334,6 +334,12 @@ def test_time(kind):
     assert run("", seconds=1).kind == "ok"
 
 
+def test_what_a_process_used_counts_when_it_has_ended():
+    proc = os.open("/proc", os.O_RDONLY)
+    assert jail.cpu_of(["0"], proc, {"0": 50}) == 50 / os.sysconf("SC_CLK_TCK")  # no process has this number
+    os.close(proc)
+
+
 def test_a_loaded_machine_fails_no_right_program(kind):
     """Not even one whose work is done by threads of children, one after the other. The burners are in sessions of their own, as the sandbox
     is: where the scheduler makes a group for each session, one of theirs would weigh no more than it alone."""
