@@ -109,7 +109,10 @@ def decode(data, own=None):
     if kind == "Counter" and not isinstance(body[0], dict):  # whose keys have been counted by `distinct`
         raise ValueError("a counter of no dict")
     if kind in MODULES:
-        return getattr(__import__(MODULES[kind]), kind)(*body)
+        value = getattr(__import__(MODULES[kind]), kind)(*body)
+        if kind == "Decimal" and value.is_snan():
+            raise ValueError("to compare it raises an exception")
+        return value
     if kind in ("set", "frozenset"):
         return {"set": set, "frozenset": frozenset}[kind](distinct(body))
     return {"tuple": tuple, "iterator": iter, "complex": lambda pair: complex(*pair),

@@ -73,7 +73,7 @@ def test_outputs_compare_as_livecodebench_does(actual, expected, same):
     ("0.1 + 0.2", "0.3", 0), ("None", "null", 1), ("None", "3", 0), ("'a'", '"a"', 1), ("{'a': 1}", '{"a": 1}', 1),
     ("{1: 1}", '{"1": 1}', 0), ("float('nan')", "NaN", 0), ("{1, 2}", "[1, 2]", 0), ("iter([1, 2])", "[1, 2]", 0),
     ("10 ** 30", "1" + "0" * 30, 1), ("10 ** 5000", "1", 0), ("Counter('aab')", '{"a": 2, "b": 1}', 1),
-    ("E(0)", "3", 0),
+    ("E(0)", "3", 0), ("__import__('decimal').Decimal('sNaN')", "3", 0),
     ("L([3])", "[3]", 1), ("L([4])", "[3]", 0), ("int", "3", 0), ("'\\ud800'", '"\\ud800"', 1)])
 def test_values_compare_as_livecodebench_does(returned, expected, passed):
     program = f"""class E(int):
@@ -624,6 +624,12 @@ def test_plus_oracles(cache):
         True, False, False, True, False, True]
     assert evalplus.same("surface_Area", [3, 4], 35, 33, 0) and not evalplus.same("surface_Area", [3, 4], 34, 33, 0)
     assert [evalplus.same("digit_distance_nums", [1, 23], output, 1, 0) for output in (4, 5)] == [True, False]
+
+
+def test_no_output_ends_or_holds_up_the_comparison():
+    assert evalplus.same("surface_Area", [1, 2], complex(1.7e308, 1.7e308), 5, 1e-6) is False
+    alike = [i * ((1 << 61) - 1) for i in range(2000)]  # a set of them takes time quadratic in their number
+    assert evalplus.same("Diff", [], alike, alike[::-1], 0) is False
 
 
 def test_plus_runs_all_inputs_in_one_process_and_keeps_the_reference(cache):
