@@ -341,8 +341,8 @@ def test_what_a_process_used_counts_when_it_has_ended():
 
 
 def test_a_loaded_machine_fails_no_right_program(kind):
-    """Not even one whose work is done by threads of children, one after the other. The burners are in sessions of their own, as the sandbox
-    is: where the scheduler makes a group for each session, one of theirs would weigh no more than it alone."""
+    """Not even one whose work is done by threads of children, one after the other. The burners are in sessions of their
+    own, as the sandbox is: where the scheduler makes a group for each session, all of one would weigh as much as it."""
     burn = [sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burn, start_new_session=True) for _ in range(6 * len(os.sched_getaffinity(0)))]
     try:
