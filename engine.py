@@ -149,8 +149,8 @@ def stop_token_ids(model, tokenizer):
         ids = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError as error:
         if os.path.exists(os.path.join(model, "generation_config.json")):
-            raise BadInput(f"the generation_config.json of {model} cannot be read ({in_short(error)}): put back a whole "
-                           "one.") from None
+            raise BadInput(f"the generation_config.json of {model} cannot be read ({in_short(error)}): put back a "
+                           "whole one.") from None
         ids = None  # a checkpoint need not have the file
     ids = ids if isinstance(ids, list) else [ids]
     return sorted({*ids, tokenizer.eos_token_id} - {None})
