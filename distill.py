@@ -195,7 +195,7 @@ def update(policy, optimizer, items, *, kind, tau, budget, max_grad_norm=1.0):
 
 
 async def train_step(trainer, step, batch, problems, contexts):
-    """Lines 15 and 16 for one batch of (problem id, occurrence); then the checkpoint and the lines of both journals."""
+    """Lines 15 and 16 for one batch of (problem id, occurrence); then the lines of both journals and the checkpoint."""
     begin, args, (rank, world) = time.time(), trainer.args, training.rank_and_world()
     with training.together():
         items, lines = await student_samples(                                                       # line 15

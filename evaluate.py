@@ -34,6 +34,7 @@ from report import Table, percent, with_paper
 # ---------------------------------------------------------------------------------------------------------------------
 # Sampling and grading
 
+
 async def answer(request, settings, seed, adapter, sampler, graders):
     """Sample one response to request["messages"], unless the request brings its "response"; grade it on all tests.
 
@@ -133,6 +134,7 @@ def finish(args, settings, tables, out, **more):
 # ---------------------------------------------------------------------------------------------------------------------
 # avg@k and pass@k of a model or an adapter (App. E.2)
 
+
 def values_by_problem(records, key):
     """{problem id: the values of `key`, sample by sample}."""
     found = {}
@@ -172,6 +174,7 @@ def bench_main(args):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The training problems: teacher accuracy, and what the policy keeps without context (App. G.4, G.5)
+
 
 def training_run(args, cplus):
     """Of the run that wrote `cplus`: engine settings, [model, bench], {problem id: lines of C+}, {id: Problem}, and the
@@ -272,6 +275,7 @@ def update_main(args):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Rollouts
+
 
 def rollouts_main(args):
     """--rollouts: tables and plots over runs, or one problem of them."""

@@ -43,6 +43,7 @@ def over_seeds(values, unit=1):
 # ---------------------------------------------------------------------------------------------------------------------
 # Pass rate and accuracy
 
+
 def complete_steps(attempts):
     """The last k such that every problem has the steps 1..k: segments run side by side, so one may be missing."""
     last = 0
@@ -133,6 +134,7 @@ def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_sec
 # ---------------------------------------------------------------------------------------------------------------------
 # Repeated wrong answers (App. A)
 
+
 def is_wrong_as(record, signature):
     """Whether an answer is wrong with this error signature, which is never None: no signature is never a repeat."""
     return record["reward"] == 0 and record["signature"] == signature
@@ -207,6 +209,7 @@ def pooled_rates(table, independent):
 # ---------------------------------------------------------------------------------------------------------------------
 # Self-correction and internalisation (App. G.4, G.5)
 
+
 def self_correction(attempts, final_answer):
     """Table 28 over the first 10 steps: {"wrong_to_right", "right_to_wrong", "repeat", "restart", "mean"}.
 
@@ -232,6 +235,7 @@ def relative_gain(base, update, rollout):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparisons over benches, models and seeds
+
 
 def first_reach(xs, ys, level):
     """The x at which a curve first reaches `level`, linearly interpolated between its points; None if it never does."""

@@ -17,6 +17,7 @@ from measures import over_seeds
 # ---------------------------------------------------------------------------------------------------------------------
 # Tables
 
+
 @dataclasses.dataclass
 class Table:
     """For Markdown and JSON: a cell is a text, a number in its column's unit, None, or (mean, deviation) over seeds."""
@@ -58,6 +59,7 @@ def with_paper(table, numbers):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The tables of one method
+
 
 def at_end(curves):
     """The columns of result_table from one set of curves per seed, at the last step of each."""
@@ -148,6 +150,7 @@ def update_table(run, steps, gpus):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparisons of two methods
+
 
 def read_groups(*paths):
     """A group of each list of files; two groups of one method have their folders in their names."""
@@ -243,6 +246,7 @@ def pooled_table(ours, independent):
 # ---------------------------------------------------------------------------------------------------------------------
 # Plots
 
+
 def draw(path, groups):
     """Fig. 3, the pass rate against calls, compute and GPU time (mean over seeds, a band from the lowest to the
     highest), and accuracy against length, a point for each run. Without explore.json: tokens, not compute and time."""
@@ -293,6 +297,7 @@ def draw(path, groups):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One problem's attempts, to be read
+
 
 def printable(text):
     """`text` without control characters: a terminal would obey them."""

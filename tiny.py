@@ -46,6 +46,7 @@ MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one
 # ---------------------------------------------------------------------------------------------------------------------
 # What it is taught
 
+
 def worked(a, b, careful, ending=ENDINGS[0], slip=None):
     """An addition worked digit by digit, with carries (right) or without; `slip`: the place of a digit one too high."""
     lines, total, carry = [], "", 0
@@ -96,6 +97,7 @@ def pair(rng, held_out=()):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The model
+
 
 def make_tokenizer(rng):
     """A byte-level BPE trained on the dialogues. Digits and newlines stand alone: a merge across "assistant\\n" would
@@ -201,6 +203,7 @@ def pretrain(seed, folder, most_steps=1500, batch=32, needed=0.9):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The demo
+
 
 def command(script, *flags):
     """Run a script's main() here, under the command line that does the same by itself."""
