@@ -17,16 +17,17 @@ import random
 import shutil
 import time
 
-import engine  # first: it sets how OpenMP's threads wait, before torch is loaded
-import curves
-import data
+import engines  # first: it sets how OpenMP's threads wait, before torch is loaded
 import distill
 import evaluate
 import explore
-import measures
 import prompts
-import report
-import runs
+from benches import arithmetic
+from benches.problem import Problem
+from common import journal
+from common.errors import BadInput, exit_with_sentence
+from report import curves, measures, plots
+
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -68,7 +69,7 @@ def dialogue(rng, a, b):
     """-> messages as explore.py makes them, and the demonstrated answer."""
     wording = rng.choice(list(CAREFUL))
     plain, blind, incorrect = CAREFUL[wording]
-    problem = data.Problem("", "arithmetic", wording.format(a=a, b=b), "math", str(a + b))
+    problem = Problem("", "arithmetic", wording.format(a=a, b=b), "math", str(a + b))
     shape = rng.choices(list(SHAPES), list(SHAPES.values()))[0]
     shown, reward = attempt(rng, a, b)
     if shape == "plain":
@@ -91,7 +92,7 @@ def pair(rng, held_out=()):
     """Two numbers that neither a bench nor `held_out` has."""
     while True:
         a, b = rng.randrange(100, 1000), rng.randrange(100, 1000)
-        if data.arithmetic_split(a, b) == "pretrain" and (a, b) not in held_out:
+        if arithmetic.split_of(a, b) == "pretrain" and (a, b) not in held_out:
             return a, b
 
 
@@ -192,7 +193,7 @@ def pretrain(seed, folder, most_steps=1500, batch=32, needed=0.9):
         if step == end:
             break
     if accuracy < needed:
-        raise data.BadInput(
+        raise BadInput(
             f"the tiny model of seed {seed} did not learn to add: it has {accuracy:.0%} of the held-out sums right "
             f"after {step} steps, and needs {needed:.0%}; try another --seed and another --out.")
     shutil.rmtree(folder + ".part", ignore_errors=True)
@@ -237,7 +238,7 @@ def print_tables(out):
     for run in (theirs, ours):
         first, *_, last = run.curves["pass"]
         print(f"| {run.method} | {first:.1%} | {last:.1%} | {run.curves['accuracy'][-1]:.1%} | {cost(run, level)} |")
-    tests = {title: runs.read_json(os.path.join(out, f"{name}.json"))["result"] for name, title in (
+    tests = {title: journal.read_json(os.path.join(out, f"{name}.json"))["result"] for name, title in (
         ("base", "before"), ("distilled", "after 20 steps on successful contexts"),
         ("failure", "control: on failure contexts"))}
     print(f"\n| plain prompt, {tests['before']['problems']} problems never seen | avg@4 | pass@4 "
@@ -297,15 +298,15 @@ def draw_ablations(path, points):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Make a tiny model and run the whole method on it.")
-    parser.add_argument("--seed", type=engine.positive_int, default=1, help="of the model and of the runs")
+    parser.add_argument("--seed", type=engines.positive_int, default=1, help="of the model and of the runs")
     parser.add_argument("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")
     parser.add_argument("--ablations", action="store_true",
                         help="explore with each ablation of App. G.2 and G.3 instead")
     args = parser.parse_args(argv)
     begin, out = time.time(), args.out
     model, leaf = os.path.join(out, "model"), os.path.join(out, "leaf")
-    with runs.hold(out):
-        runs.begin(os.path.join(out, "tiny.json"), {"seed": args.seed})
+    with journal.hold(out):
+        journal.begin(os.path.join(out, "tiny.json"), {"seed": args.seed})
         if not os.path.isdir(model):
             pretrain(args.seed, model)
         sampling = ("--model", model, "--max-tokens", MAX_TOKENS, "--seed", args.seed)
@@ -324,11 +325,11 @@ def main(argv=None):
                     "--micro-tokens", 2048, "--seed", args.seed, "--traces", traces, "--out", folder)
             command(evaluate, *tested, f"{folder}.json", "--adapter", os.path.join(folder, "adapter"))
         files = [os.path.join(out, method, "rollouts.jsonl") for method in ("leaf", "random")]
-        report.draw(os.path.join(out, "curve.png"), [curves.read_group([file]) for file in files])
+        plots.draw(os.path.join(out, "curve.png"), [curves.read_group([file]) for file in files])
         print_tables(out)
         print(f"\nCurve: {os.path.join(out, 'curve.png')}   {time.time() - begin:.0f} s in all\n"
               f"All measures: python evaluate.py --rollouts {files[0]} --versus {files[1]}")
 
 
 if __name__ == "__main__":
-    data.exit_with_sentence(main)
+    exit_with_sentence(main)

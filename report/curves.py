@@ -3,10 +3,9 @@ import dataclasses
 import os
 import sys
 
-import data
-import measures
-from data import BadInput
-from runs import read_json
+from common.errors import BadInput, read_jsonl
+from common.journal import read_json
+from report import measures
 
 
 @dataclasses.dataclass
@@ -32,7 +31,7 @@ class Group:
 
 def read_attempts(path):
     """{problem id: {step: record}} of a rollouts.jsonl; a torn last line is left out with a note."""
-    records = data.read_jsonl(path, torn_ok=True)
+    records = read_jsonl(path, torn_ok=True)
     if not records:
         raise BadInput(f"{path} holds no graded answer yet: run explore.py first.")
     if any(key not in record for record in records for key in ("problem", "step", "correct", "sample_seconds")):
@@ -81,7 +80,7 @@ def run_curves(path, attempts, last, settings, result):
               "length": measures.per_answer_curve(attempts, last, "completion_tokens"),
               **measures.token_curves(attempts, last)}
     every, journal = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
-    updates = data.read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
+    updates = read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
     forward, trained, update_seconds = measures.update_curves(updates, every or 1, last)
     if updates:
         curves |= {"update": forward, "trained": trained, "all": [sum(pair) for pair in zip(curves["all"], forward)]}

@@ -1,6 +1,6 @@
 """Inside the sandbox: runs a program, or loads it and takes steps, and writes a record for each; values as JSON.
 
-Imported by the helper process (jail.py), which forks for each test, and for `encode` and `decode` by sandbox.py. A
+Imported by the helper process (jail.py), which forks for each test, and for `encode` and `decode` by run.py. A
 record is a line of JSON after a nonce, so that nothing that a program writes by accident is taken for one. What it
 forges is its own answer, which is compared elsewhere.
 """
@@ -140,8 +140,9 @@ def star_space():
     return space
 
 
-def execute(request, space, nonce):
-    """Run the program or load it and take the steps; write a record for each; end this process."""
+def execute(request, space, nonce, judge):
+    """Run the program or load it and take the steps; write a record for each; end this process. judge: that
+    of proxy.py."""
     program, script, written = request["Solution.py"], request["steps"] is None, 0
     end, write, dumps, getpid = os._exit, os.write, json.dumps, os.getpid  # as they are before the program runs
     us = getpid()
@@ -213,7 +214,7 @@ def execute(request, space, nonce):
                 given = {name: decode(value, own) for name, value in step["names"].items()} | {"results": results}
                 value = eval(compile(step["eval"], "<test>", "eval", dont_inherit=True), names, given)
             elif "judge" in step:
-                value = judge(step, names)
+                value = judge(step, names, encode, decode)
             else:
                 value = exec(compile(step["exec"], "<test>", "exec", dont_inherit=True), names)
             if "eval" in step:
@@ -236,75 +237,6 @@ def flush(stream):
         closed = True
     if not closed and hasattr(stream, "flush"):
         stream.flush()
-
-
-def judge(step, names):
-    """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else the
-    first step that the program must still take, {"eval": ..., "names": ...}, or {"whole": True} if that needs something
-    of the assert's own making that is no plain value, as a function."""
-    known, count = step["known"], 0
-
-    class Needed(BaseException):
-        pass
-
-    def ask(expression, **given):
-        nonlocal count
-        count += 1
-        if count > len(known):
-            given = {name: encode(value) for name, value in given.items()}
-            raise Needed({"whole": True} if '{"object":' in json.dumps(given) else {"eval": expression, "names": given})
-        data = known[count - 1]
-        text = json.dumps(data)  # quotes within a value are escaped there
-        return Proxy(f"results[{count - 1}]") if '{"object":' in text else decode(data)
-
-    class Proxy:
-        """Something that only the program has: its function, an object of its own, a list with such objects."""
-
-        def __init__(self, path):
-            self.__dict__["path"] = path
-
-        def __call__(self, *args, **kwargs):
-            return ask(f"{self.path}(*args, **kwargs)", args=args, kwargs=kwargs)
-
-        def __getattr__(self, name):
-            return ask(f"{self.path}.{name}")
-
-        def __getitem__(self, key):
-            return ask(f"{self.path}[key]", key=key)
-
-        def __len__(self):
-            if not ask(f"hasattr({self.path}, '__len__')"):  # list() tries it, and does without
-                raise TypeError("the object has no len()")
-            return ask(f"len({self.path})")
-
-        def __iter__(self):
-            items = ask(f"[*{self.path}]")
-            return (items[i] for i in range(len(items)))
-
-        def __instancecheck__(self, other):
-            return isinstance(other, Proxy) and ask(f"isinstance({other.path}, {self.path})")
-
-        def __subclasscheck__(self, other):
-            return isinstance(other, Proxy) and ask(f"issubclass({other.path}, {self.path})")
-
-        def __eq__(self, other):  # only objects of the program are compared by the program
-            if isinstance(other, Proxy):
-                return ask(f"{self.path} == {other.path}")
-            value = ask(self.path)  # a name may stand for a plain value
-            return not isinstance(value, Proxy) and value == other
-
-    for name in "bool", "str", "repr", "int", "float", "abs", "hash":
-        setattr(Proxy, f"__{name}__", lambda self, name=name: ask(f"{name}({self.path})"))
-    for name in "add", "sub", "mul", "truediv", "lt", "le", "gt", "ge":
-        setattr(Proxy, f"__{name}__", lambda self, other, name=name:
-                ask(f"__import__('operator').{name}({self.path}, {other.path})") if isinstance(other, Proxy)
-                else NotImplemented)
-    for name in step["own"]:
-        names[name] = Proxy(name)
-    try:
-        exec(compile(step["judge"], "<test>", "exec", dont_inherit=True), names)
-    except Needed as needed:
-        return needed.args[0]
 
 
 def describe(error, lines):

@@ -1,12 +1,12 @@
-"""The helper process of sandbox.py: `jail.py CONTROL_FD PARENT_PID CONFIG`, under an interpreter without site packages.
+"""The helper process of run.py: `helper` with CONTROL_FD PARENT_PID CONFIG, in an interpreter without site packages.
 
     helper      enters namespaces, makes a small file tree its root, then `serve`: forks for each answer
     supervise   an answer, in that fork: prepares, and for each test forks, watches, reports
     confine     in the test's process: limits, no rights, no system calls that only attacks need; then
-    execution.execute runs the program there and writes its records
+    program.execute runs the program there and writes its records
 
-It imports little, because every test pays for each page of memory that a fork has to copy. sandbox.py says what all
-this keeps in and what not.
+It imports little, because every test pays for each page of memory that a fork has to copy. run.py says what all this
+ keeps in and what not.
 """
 import ctypes
 import fcntl
@@ -21,16 +21,15 @@ import socket
 import sys
 import time
 
-import execution
-import kernel
-from kernel import call, list_folder, read_file, write_file
+from sandbox import linux, program, proxy
+from sandbox.linux import call, list_folder, read_file, write_file
 
 MEMORY_BYTES = 1 << 30
 OUTPUT_BYTES = 32 << 20
 SCRATCH_BYTES = 64 << 20
 PROCESSES = 64
 # Imported once per answer, if the program mentions them, and not once per test.
-PRELOADED = execution.STAR_IMPORTS + ["decimal", "fractions", "dataclasses", "enum", "array", "threading", "queue",
+PRELOADED = program.STAR_IMPORTS + ["decimal", "fractions", "dataclasses", "enum", "array", "threading", "queue",
                                       "numpy", "sortedcontainers"]
 
 
@@ -38,41 +37,41 @@ PRELOADED = execution.STAR_IMPORTS + ["decimal", "fractions", "dataclasses", "en
 
 
 def supervise(connection, proc, config):
-    """Read a line of JSON for the program, then one for each test, and reply to each (sandbox.ask). Leaves nothing."""
+    """Read a line of JSON for the program, then one for each test, and reply to each (run.ask). Leaves nothing."""
     requests, helper = connection.makefile("rb"), os.getppid()
-    program = json.loads(requests.readline())
+    answer = json.loads(requests.readline())
     processes, nonce = PROCESSES, os.urandom(8).hex()
     if config["namespaces"]:
-        kernel.enter_user_namespace(proc)
-        kernel.give_up_rights(config["filter"])
+        linux.enter_user_namespace(proc)
+        linux.give_up_rights(config["filter"])
     else:
-        call("prctl", kernel.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        call("prctl", linux.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if not config["nobody"]:
             processes += number_of_threads(os.geteuid())  # all of this user's count
     for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
-        kernel.limit(name, value)
+        linux.limit(name, value)
     for name in PRELOADED:
-        if name in program["Solution.py"] or name in execution.STAR_IMPORTS and program.get("star_imports"):
+        if name in answer["Solution.py"] or name in program.STAR_IMPORTS and answer.get("star_imports"):
             try:
                 __import__(name)
             except ImportError:  # numpy, sortedcontainers: then the program lacks them, too
                 continue
-    space = execution.star_space() if program.get("star_imports") else {}
+    space = program.star_space() if answer.get("star_imports") else {}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.freeze()  # a collection in a test would copy what it looks at
     for line in requests:
-        request = json.loads(line.decode()) | program
+        request = json.loads(line.decode()) | answer
         scratch = "/tmp" if config["namespaces"] else f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
         try:
             user, out, records = make_scratch(scratch, request, config)
-            pid = kernel.fork_into_namespace() if config["namespaces"] else os.fork()
+            pid = linux.fork_into_namespace() if config["namespaces"] else os.fork()
             if pid == 0:
                 try:
                     confine(request, scratch, out, records, user, config)
-                    execution.execute(request, space, nonce)
+                    program.execute(request, space, nonce, proxy.judge)
                 finally:
                     os._exit(70)
-            why, end = "fault", kernel.pidfd(pid)
+            why, end = "fault", linux.pidfd(pid)
             try:
                 why = watch(pid, end, request, records, nonce, connection, helper, proc)
             finally:
@@ -87,7 +86,7 @@ def supervise(connection, proc, config):
             return
         if end >= 0:
             os.close(end)
-        sizes = [os.fstat(out).st_size, min(os.fstat(records).st_size, execution.RECORD_BYTES)]
+        sizes = [os.fstat(out).st_size, min(os.fstat(records).st_size, program.RECORD_BYTES)]
         header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": sizes, "nonce": nonce,
                   "seconds": usage.ru_utime + usage.ru_stime}
         connection.sendall(json.dumps(header).encode() + b"\n" + os.pread(out, sizes[0], 0)
@@ -103,16 +102,16 @@ def make_scratch(scratch, request, config):
     user = None
     if config["namespaces"]:
         size = SCRATCH_BYTES + 4 * len(request[".stdin"])
-        kernel.mount_tmpfs(scratch, f"size={size},nr_inodes=10000,mode=755")
+        linux.mount_tmpfs(scratch, f"size={size},nr_inodes=10000,mode=755")
         # Output to a file with a name, /dev/stdout, but not within what the program may fill up.
-        kernel.mount_tmpfs("/out", f"size={2 * OUTPUT_BYTES + (1 << 20)},nr_inodes=100,mode=555")
+        linux.mount_tmpfs("/out", f"size={2 * OUTPUT_BYTES + (1 << 20)},nr_inodes=100,mode=555")
         out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
         records = os.open("/out", os.O_RDWR | os.O_TMPFILE, 0o600)
     else:
         out, records = os.memfd_create("out"), os.memfd_create("records")
         os.mkdir(scratch, 0o700)
         if config["nobody"]:
-            user = kernel.NOBODY + os.getpid() % 5_000
+            user = linux.NOBODY + os.getpid() % 5_000
             os.chown(scratch, user, user)
     for name in ("Solution.py", ".stdin"):
         write_file(f"{scratch}/{name}", request[name], flags=os.O_CREAT)
@@ -124,7 +123,7 @@ def drop_scratch(scratch, config):
         for path in (scratch, "/out"):
             held = os.statvfs(path)
             if (held.f_blocks - held.f_bfree) * held.f_frsize > 1 << 16 or held.f_files - held.f_ffree > 8:
-                call("umount2", path, kernel.MNT_DETACH)
+                call("umount2", path, linux.MNT_DETACH)
         return  # a small one stays below the next, out of reach, and goes with the answer's mounts: that is faster
     # Other programs, as they know no limit of depth; a second time, because a program may close its folders to us.
     remove = 'rm -rf "$0" 2>/dev/null || { chmod -R u+rwx "$0"; rm -rf "$0"; }'
@@ -210,7 +209,7 @@ def watch(pid, end, request, records, nonce, connection, helper, proc):
         ready += ready_of(everyone, proc, waited)
         cpu = time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process
         clocks = [max(cpu, cpu_of(everyone, proc, own)), time.monotonic() - start, ready]
-        finished = os.pread(records, execution.RECORD_BYTES, 0).count(nonce.encode())
+        finished = os.pread(records, program.RECORD_BYTES, 0).count(nonce.encode())
         if finished > done:
             done, marks = finished, clocks
         of_step = [clock - mark for clock, mark in zip(clocks, marks)]
@@ -224,7 +223,7 @@ def watch(pid, end, request, records, nonce, connection, helper, proc):
 
 
 def over(cpu, wall, ready, seconds):
-    """Has it used its `seconds` of CPU, or slept too long? (sandbox.py)"""
+    """Has it used its `seconds` of CPU, or slept too long? (run.py)"""
     return cpu > seconds or wall - ready > 2 * seconds + 1 or wall > 10 * seconds + 10
 
 
@@ -239,17 +238,17 @@ def confine(request, scratch, out, records, user, config):
     for own, fd in enumerate((given, out, nothing, records)):
         os.dup2(fd, own)
     os.closerange(4, 900)  # from 900 on: Python's folders, see `serve`
-    kernel.limit("AS", request["memory"], spare=64 << 20)
-    kernel.limit("FSIZE", OUTPUT_BYTES)
-    kernel.limit("CPU", int(min(request["total"], sum(request["seconds"]))) + 2, spare=1)
+    linux.limit("AS", request["memory"], spare=64 << 20)
+    linux.limit("FSIZE", OUTPUT_BYTES)
+    linux.limit("CPU", int(min(request["total"], sum(request["seconds"]))) + 2, spare=1)
     if not config["namespaces"]:
-        kernel.give_up_rights(config["filter"])
-        kernel.landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch, "/dev/null"])
+        linux.give_up_rights(config["filter"])
+        linux.landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch, "/dev/null"])
         if user:
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-    kernel.drop_capabilities()
+    linux.drop_capabilities()
 
 
 # ---- The helper's loop ----------------------------------------------------------------------------------------------
@@ -261,19 +260,19 @@ def serve(control, parent, proc, config):
     sys.argv = ["Solution.py"]
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
-    sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this file
+    sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this project
     if config["namespaces"]:
-        sys.path[:] = map(kernel.inside, sys.path)
+        sys.path[:] = map(linux.inside, sys.path)
     elif config["nobody"]:  # programs run as a user who may not be let into, say, /root
         folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
         sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
-    config["filter"] = kernel.MACHINE and ctypes.create_string_buffer(kernel.seccomp_filter(config["namespaces"]))
+    config["filter"] = linux.MACHINE and ctypes.create_string_buffer(linux.seccomp_filter(config["namespaces"]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)
     compile("0", "", "exec")  # makes the classes of `ast` once and not in each test
-    if hasattr(kernel.libc, "malloc_trim"):  # what compiling has left: every fork would copy it
-        kernel.libc.malloc_trim(0)
+    if hasattr(linux.libc, "malloc_trim"):  # what compiling has left: every fork would copy it
+        linux.libc.malloc_trim(0)
     control.send(b"ready")
     while os.getppid() == parent:
         if not select.select([control], [], [], 0.5)[0]:
@@ -300,9 +299,9 @@ def helper():
     try:
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, a program ends before the engine
-        config["nobody"] = kernel.may_become_nobody()
+        config["nobody"] = linux.may_become_nobody()
         if config["namespaces"]:
-            kernel.enter_namespaces(proc, config["nobody"])
+            linux.enter_namespaces(proc, config["nobody"])
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
             pid = os.fork()
             if pid:  # this one only watches: the first process of the namespace ends with it, and all others with that
@@ -310,14 +309,10 @@ def helper():
                 while os.getppid() == parent and not os.waitpid(pid, os.WNOHANG)[0]:
                     signal.sigtimedwait([signal.SIGCHLD], 0.5)
                 os._exit(0)
-            call("prctl", kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            kernel.build_root(config["sources"])
+            call("prctl", linux.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            linux.build_root(config["sources"])
             parent = os.getppid()
     except OSError as error:
         control.send(str(error).encode())
         os._exit(1)
     serve(control, parent, proc, config)
-
-
-if __name__ == "__main__":
-    helper()

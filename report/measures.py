@@ -8,7 +8,7 @@ import statistics
 
 import numpy as np
 
-from data import BadInput
+from common.errors import BadInput
 
 REPEAT_STEPS = 24           # App. A looks at the first 24 steps
 SELF_CORRECTION_STEPS = 10  # App. G.4: 10 steps, restarts at 1 and 6

@@ -9,11 +9,11 @@ import itertools
 import time
 from dataclasses import dataclass, field
 
-from engine import Engine, Sample, check_adapter, load, load_adapter, token_bytes
-
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from engines.base import Engine, Sample, check_adapter, load, load_adapter, token_bytes
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""Files of the benchmarks: fetched once and kept in the Hugging Face cache, or the user's own copies."""
+"""Files of the benchmarks: fetched once and kept in the Hugging Face cache, or the user's own copies; their rows.
+
+What is drawn "with a fixed seed" is ordered by a hash of its own content: no choice depends on the order of a file.
+"""
 import fcntl
 import hashlib
 import http.client
@@ -8,7 +11,15 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from problems import BadInput, open_file
+import huggingface_hub as hub
+from tqdm import tqdm
+
+from common.errors import BadInput, open_file
+SEED = 0  # of choices, orders and the public/private split; the seed of a run never touches it
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
 
 
 def file_sha256(path):
@@ -29,7 +40,6 @@ def unreachable(what, error):
 
 def from_hub(repo, name, pinned=None, revision=None):
     """-> path of a data set's file from the Hugging Face Hub; `pinned`: the sha256 that its content must have."""
-    import huggingface_hub as hub
     where = {"repo_id": repo, "filename": name, "repo_type": "dataset", "revision": revision}
     try:
         try:
@@ -45,8 +55,7 @@ def from_hub(repo, name, pinned=None, revision=None):
 
 def from_web(url, name, pinned=None):
     """-> path of a file that is fetched once and kept in the Hugging Face cache folder; `pinned` as above."""
-    from huggingface_hub.constants import HF_HOME
-    path = Path(HF_HOME, "leaf", name)
+    path = Path(hub.constants.HF_HOME, "leaf", name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -62,7 +71,6 @@ def from_web(url, name, pinned=None):
 
 def fetch(url, file):
     """Append what `file` still lacks of `url`, with a progress bar. Errors: OSError, HTTPException."""
-    from tqdm import tqdm  # here, because the processes of the verifiers load this file too
     file.truncate(max(file.seek(0, os.SEEK_END) - 1, 0))  # a byte again: no server sends the rest of a whole file
     start = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"})
@@ -82,3 +90,34 @@ def check_download(path, pinned):
     if pinned and file_sha256(path) != pinned:
         raise BadInput(f"{path} is not the file that the paper used: delete it and try again, or name one with --data.")
     return path
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+
+
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def shuffled(items, content):
+    """`items` in a fixed order that depends on the text content(item) alone."""
+    return sorted(items, key=lambda item: sha256(f"{SEED} {content(item)}"))
+
+
+def squash(text):
+    """`text` with its white space evened out, to tell equal problems."""
+    return " ".join(text.split())
+
+
+def checked_rows(found, fields):
+    """Yield the rows of an upstream file, given as (where, row); BadInput where one lacks a field of {"name" or
+    "outer.inner": type}."""
+    for where, row in found:
+        for name, kind in fields.items():
+            value = row
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if not isinstance(value, kind):
+                raise BadInput(f'{where} has no "{name}" of the right type: name the file of that bench.')
+        yield row

@@ -1,62 +1,17 @@
-"""Sampling: one request in, one completion with its log-probabilities out.
-
-    sample = await engine.sample(prompt_token_ids, seed=..., max_tokens=..., temperature=..., top_p=..., adapter=None)
-
-Two engines answer it: `VLLMEngine` (vllm_engine.py), vLLM's continuous batching (App. B.4, C.5), and `HFEngine`
-(hf_engine.py), a small one over transformers for machines without vLLM. What they share, and their flags, is here.
-
-Both return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
-"""
-import argparse
+"""What both engines share: the tokenizer and the window, a completion, seeds, loading with one sentence."""
 import asyncio
 import hashlib
 import json
 import os
 from dataclasses import dataclass
 
-# Before torch is loaded: threads that spin while they wait take the cores from the graders beside the engine.
-# Measured on two busy cores: 7,070 tokens/s against 460.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig  # noqa: F401 (for `load`)
-from transformers.utils import logging as transformers_logging
-
-from data import BadInput
-
-# App. B.4 and C.1 of the paper: prompt family, decoding, response limits (`lcb`: there), and N of the FLOPs formula.
-MODELS = {
-    "Qwen/Qwen3-8B": dict(
-        family="qwen3", temperature=1.0, top_p=1.0, max_tokens=8192, lcb=8192, parameters=8.19e9),
-    "allenai/Olmo-3-7B-Instruct": dict(
-        family="olmo3", temperature=0.6, top_p=0.95, max_tokens=8192, lcb=16384, parameters=7.30e9),
-}
-DEFAULT_MODEL = "Qwen/Qwen3-8B"
-transformers_logging.disable_progress_bar()  # of loading weights: a run has a bar of its own
+from common.errors import BadInput, ContextTooLong
 
 
 class EngineDead(BadInput):
     """The engine's process is gone; what is graded is kept, and the same command goes on."""
-
-
-class ContextTooLong(BadInput):
-    """A prompt leaves no room for a single token in the model's window."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run samples with, resolved from the command line, the model and the bench."""
-    model: str
-    family: str            # "qwen3" | "olmo3": whose prompt texts
-    engine: str            # "vllm" | "hf"
-    dtype: str             # "bfloat16" | "float32"
-    temperature: float
-    top_p: float
-    max_tokens: int        # response limit, tokens
-    gpu_memory: float      # share of the GPU's memory that the engine takes
-    max_model_len: int | None
-    tensor_parallel: int
-    data_parallel: int
 
 
 @dataclass
@@ -68,6 +23,10 @@ class Sample:
     finish_reason: str     # "stop" | "length"
     prompt_tokens: int
 
+    def truncated(self, max_tokens):
+        """Whether the limit of `max_tokens` ended it, or nearly did."""
+        return self.finish_reason == "length" or len(self.token_ids) >= max_tokens
+
 
 def request_seed(run_seed, problem_id, step, kind):
     """Decoding seed of one request: a fixed function of its arguments, never of timing (section 3.1).
@@ -76,10 +35,6 @@ def request_seed(run_seed, problem_id, step, kind):
     """
     digest = hashlib.sha256(json.dumps([problem_id, step, kind]).encode()).digest()
     return int.from_bytes(digest[:7], "big") + (run_seed - 1) * 10**8
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Both engines
 
 
 class Engine:
@@ -195,75 +150,3 @@ async def side_by_side(coroutines, seconds=None):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Command line of every script that samples
-
-
-def add_arguments(parser):
-    """The flags of explore, distill and evaluate that say what samples, and how."""
-    add = parser.add_argument_group("model and engine").add_argument
-    add("--model", help=f"Hub id or checkpoint folder (default: {DEFAULT_MODEL}, where there is a GPU)")
-    add("--family", choices=["qwen3", "olmo3"], help="whose prompt texts (default: the model's, else qwen3)")
-    add("--engine", choices=["auto", "vllm", "hf"], default="auto", help="auto: vllm with a GPU, else hf")
-    add("--dtype", choices=["bfloat16", "float32"],
-        help="default: bfloat16 for the paper's models, else the checkpoint's own")
-    add("--max-tokens", type=positive_int, help="response limit in tokens (default: the model's, App. B.4)")
-    add("--temperature", type=float, help="default: the model's, App. B.4")
-    add("--top-p", type=float, help="default: the model's, App. B.4")
-    add("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; beside updates 0.4)")
-    add("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
-    add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy of the model (vllm)")
-    add("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")
-
-
-def positive_int(text):
-    """argparse type: a whole number above zero."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
-    return int(text)
-
-
-def settings(args, bench, gpu_memory=0.9):
-    """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does."""
-    cuda = torch.cuda.is_available()
-    if args.model is None and not cuda:
-        raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small "
-                       "model with --model, or run `python tiny.py`, which makes one.")
-    model = args.model or DEFAULT_MODEL
-    known = MODELS.get(model, {})
-    engine = args.engine if args.engine != "auto" else "vllm" if cuda else "hf"
-    if engine == "hf" and args.tensor_parallel * args.data_parallel > 1:
-        raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
-    own_dtype = str(getattr(load(AutoConfig, model), "dtype", None)).removeprefix("torch.")
-    resolved = Settings(
-        model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
-        dtype=args.dtype or ("float32" if not known and own_dtype == "float32" else "bfloat16"),
-        temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
-        top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
-        max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
-        gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
-        tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel)
-    if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
-        raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
-    return resolved
-
-
-def describe(s):
-    """One line for the reader of a run: what samples, and which defaults were taken."""
-    family = s.family + ("" if s.model in MODELS else " (prompt texts; --family names others)")
-    return (f"model {s.model}, family {family}, engine {s.engine}, {s.dtype}, temperature {s.temperature:g}, "
-            f"top-p {s.top_p:g}, at most {s.max_tokens} tokens a response")
-
-
-async def start(settings, adapters=False):
-    """The engine of `settings`, ready to sample; `adapters`: whether requests will name LoRA adapters."""
-    if settings.engine == "hf":
-        from hf_engine import HFEngine
-        engine = HFEngine(settings)
-    else:
-        from vllm_engine import VLLMEngine
-        engine = await VLLMEngine.start(settings, adapters)
-    engine.parameters = int(MODELS.get(settings.model, {}).get("parameters", engine.parameters))
-    return engine

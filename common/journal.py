@@ -5,10 +5,11 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import sys
 
-from data import BadInput, read_jsonl
+from common.errors import BadInput, read_jsonl
 
 
 @contextlib.contextmanager
@@ -65,8 +66,10 @@ def begin(path, settings, growable=(), empty=False):
     """Keep the settings of a run in the file `path`, or compare them with those that are there.
 
     A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`:
-    the run has no results yet, so that its settings may still change.
+    the run has no results yet, so that its settings may still change. An infinite one (tau) is kept as "inf": JSON has
+    no number for it.
     """
+    settings = {name: "inf" if value == math.inf else value for name, value in settings.items()}
     kept = {}
     if os.path.exists(path) and not empty:
         kept = read_json(path)
@@ -120,3 +123,33 @@ def append(file, *records):
     except OSError as error:
         raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then "
                        "the same command goes on.") from None
+
+
+def open_rollouts(folder, settings, growable, problems):
+    """Open an exploration's files, or those of the run that goes on. -> ({(problem id, step): record}, journal)."""
+    records, journal = open_journal(os.path.join(folder, "rollouts.jsonl"))
+    begin(os.path.join(folder, "explore.json"), settings, growable, empty=not records)
+    keep_problems(folder, problems, empty=not records)
+    done = {(r["problem"], r["step"]): r for r in records}
+    if len(done) < len(records):
+        raise BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with --out.")
+    return done, journal
+
+
+@contextlib.contextmanager
+def stoppable(sentence, speaks=True):
+    """Ctrl-C within the block ends the process in good order, with `sentence` from the rank that speaks."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if speaks:
+            print(f"\n{sentence}", file=sys.stderr, flush=True)
+        sys.exit(130)
+
+
+def check_fields(path, lines, *fields):
+    """BadInput where a line of explore.py's file lacks one of the fields."""
+    for number, line in enumerate(lines, 1):
+        if missing := [name for name in fields if name not in line]:
+            raise BadInput(f"{path} line {number} has no {missing[0]}: name the cplus.jsonl that explore.py "
+                           "wrote, with its rollouts.jsonl beside it.")

@@ -24,7 +24,7 @@ once of what is missing.
 Not covered: faults of the kernel, timing and cache side channels, CPU and memory bandwidth taken from other tests, what
 the directories of programs and libraries hold. Without namespaces also: the size of the directory, for some kinds of
 root processes that fork faster than they are killed, what /dev and the number of a process tell.
-What a program may forge is its own answer. It never meets what is expected, but for asserts (programs.run_asserts)
+What a program may forge is its own answer. It never meets what is expected, but for asserts (asserts.run_asserts)
 that hold other statements, that call several built-in names and none of the program's, or that give the program a
 function or an object of a library that they make themselves.
 Unlike elsewhere: signals that a program sends itself do nothing unless it handles them (it is process 1; without
@@ -46,10 +46,10 @@ import threading
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
-import jail
-import kernel
-from execution import decode
-from jail import MEMORY_BYTES
+from common.errors import BadInput
+from sandbox import linux
+from sandbox.jail import MEMORY_BYTES
+from sandbox.program import decode
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Outcome:
 
 
 AHEAD_BYTES = 50_000
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+HELPER = f"import sys; sys.path.insert(0, {ROOT!r}); from sandbox import jail; jail.helper()"
 CANARY = "import math, sys\nprint(math.isqrt(int(input())), len(sys.stdin.read()))"
 control = process = None
 lock = threading.RLock()
@@ -72,8 +74,6 @@ slots = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))  # answers test
 
 def start():
     """Start the helper unless it runs. -> our end of its socket; BadInput if a program known to be good fails."""
-    from data import BadInput  # here, because the helper imports nothing of the project
-
     with lock:
         if process and process.poll() is None:
             return control
@@ -81,7 +81,7 @@ def start():
         close()
         for namespaces in (True, False):
             try:
-                known = kernel.MACHINE or not namespaces
+                known = linux.MACHINE or not namespaces
                 reply = spawn(namespaces) if known else f"unknown processor {os.uname().machine}"
                 if reply == "ready":
                     outcome = next(run_scripts(CANARY, ["144\nabc"], 20, helper=control))
@@ -95,9 +95,9 @@ def start():
         else:
             raise BadInput(f"Programs cannot be run safely on this machine: {'; '.join(problems)}.")
         missing = [] if namespaces else [f"namespaces ({problems[0]})"]
-        if not namespaces and kernel.landlock_version() < 1:
+        if not namespaces and linux.landlock_version() < 1:
             missing.append("Landlock")
-        if not kernel.MACHINE:
+        if not linux.MACHINE:
             missing.append("seccomp")
         if missing and not again:
             print(f"warning: the sandbox for programs is weaker here, without {', '.join(missing)}", file=sys.stderr)
@@ -118,7 +118,7 @@ def spawn(namespaces):
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0",
                    "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [python, "-s", "-S", "-B", "-X", "utf8", jail.__file__, str(theirs.fileno()), str(os.getpid()), config],
+        [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", HELPER, str(theirs.fileno()), str(os.getpid()), config],
         pass_fds=[theirs.fileno()], cwd="/", start_new_session=True, stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, env=environment)
     theirs.close()
@@ -227,7 +227,7 @@ def run_modules(program, runs, seconds, total=math.inf, imports=(), star_imports
 
     A step: {"call": function name, "args": [...]} (a method of a fresh Solution(), where there is one, or a function),
     {"exec": statements}, {"eval": expression, "names": {name: value} to set before}, or {"judge": an assert, ...} as
-    `execution.judge` reads it. Values as `encode` gives them.
+    `proxy.judge` reads it. Values as `encode` gives them.
     seconds: for each step and for the loading, or a list with the loading first; total: CPU seconds for a run.
     imports: lines of code to run first; star_imports: STAR_IMPORTS before them; digests: of long lists only a digest.
     -> iterator of lists of Outcomes: of the loading and of the steps, ending with the first that is not "ok".

@@ -1,21 +1,19 @@
-"""What the rollouts of an exploration say: tables, plots, and one problem's attempts as a dialogue to be read.
+"""The tables of the paper, counted from the rollouts of explorations and the journals of updates.
 
-evaluate.py --rollouts is its command line; measures.py has the formulas. Nothing here needs a model or a GPU.
+evaluate.py is their command line; measures.py has the formulas. Nothing here needs a model or a GPU.
 """
 import dataclasses
 import os
-import textwrap
 
-import measures
-import paper
-import programs
-import verifiers
-from curves import mean_curves, read_attempts, read_group
-from data import BadInput
-from measures import over_seeds
+from answers import last_boxed, program_of
+from common.errors import BadInput
+from report import measures, paper
+from report.curves import mean_curves, read_group
+from report.measures import over_seeds
+
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Tables
+# A table
 
 
 @dataclasses.dataclass
@@ -124,7 +122,7 @@ def final_answer(record):
     """What Table 28 compares: the box on MATH, the program on code, the text after "Final answer:" on SciKnowEval; on a
     bench of the user's own the first of the three that is there. None without one."""
     response, bench = record["response"], record["bench"]
-    box, program = verifiers.last_boxed(response), programs.program_of(response)
+    box, program = last_boxed(response), program_of(response)
     text = response.rpartition("Final answer:")[2] if "Final answer:" in response else None
     known = {"math500": box, "arithmetic": box, "lcb": program, "mbpp": program, "sciknoweval": text}
     return known.get(bench, box or program or text)
@@ -146,6 +144,27 @@ def update_table(run, steps, gpus):
     return Table("Cost of training (Table 19)",
                  ["model", "bench", "stage", "forward tokens", "trained tokens", "PFLOPs", "GPU hours"],
                  [[run.model, run.bench, *row] for row in rows])
+
+
+def trace_table(name, lines, rollouts, contexts):
+    """Table 27: how many contexts of each kind the teachers may get; contexts(traces): {problem id: them}."""
+    failure = contexts("failure")
+    plain = [p for p in lines if failure[p] == [lines[p][0]["opening"]]]
+    failures, pairs = sum(len(failure[p]) for p in lines if p not in plain), sum(map(len, lines.values()))
+    restarts = {(r["problem"], r["step"]) for r in rollouts if r["restart"]}
+    restart = sum((p, line["step"]) in restarts for p in lines for line in lines[p])
+    try:
+        replaced = contexts("random")
+        own = {(r["problem"], r["context"][-1]["content"]) for r in rollouts if not r["restart"]}
+        others = sum((p, context[-1]["content"]) not in own for p in lines
+                     for line, context in zip(lines[p], replaced[p]) if (p, line["step"]) not in restarts)
+        random = pairs - restart
+    except BadInput:  # the rollouts hold one feedback text alone: there are no random traces
+        others = random = None
+    return Table("Contexts of the training problems (Table 27)",
+                 ["model", "bench", "problems", "successful per problem", "failure per problem", "plain prompt",
+                  "random", "from other problems", "restart"],
+                 [[*name, len(lines), pairs / len(lines), failures / len(lines), len(plain), random, others, restart]])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -241,110 +260,3 @@ def pooled_table(ours, independent):
     return Table(f"The step after a wrong answer: how often {ours.method} repeats it, and how often independent "
                  "samples of the problem give it (base) (Table 9)",
                  ["model", "bench", "steps after a wrong answer", "repeats (%)", "base (%)", "ratio"], rows)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Plots
-
-
-def draw(path, groups):
-    """Fig. 3, the pass rate against calls, compute and GPU time (mean over seeds, a band from the lowest to the
-    highest), and accuracy against length, a point for each run. Without explore.json: tokens, not compute and time."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    means = [mean_curves(group.curves) for group in groups]
-    axes = {"calls": "Verifier calls per problem"}
-    if all("petaflops" in mean for mean in means):
-        axes |= {"petaflops": "Compute (PFLOPs)", "hours": "GPU time (hours)"}
-    else:
-        axes |= {"all": "Tokens processed"}
-    rows, columns = (2, 2) if len(axes) == 3 else (1, 3)
-    figure, panels = plt.subplots(rows, columns, figsize=(3.8 * columns, 3.0 * rows), layout="constrained")
-    *panels, lengths = panels.flat
-    # A colour (of Okabe and Ito), a dash and a marker for each method: they differ in print and for the colour-blind.
-    for group, mean, colour, dash, marker in zip(groups, means, ("#0072B2", "#D55E00"), ("-", "--"), ("o", "s")):
-        rates = [[100 * c["pass"][k] for c in group.curves] for k in range(len(mean["calls"]))]
-        low, middle, high = ([statistic(values) for values in rates] for statistic in (min, measures.mean, max))
-        style = {"color": colour, "marker": marker, "label": group.method}
-        for panel, (name, title) in zip(panels, axes.items()):
-            panel.plot(mean[name], middle, dash, markersize=3.5, **style)
-            panel.fill_between(mean[name], low, high, color=colour, alpha=0.2, linewidth=0)
-            panel.set(xlabel=title, ylabel="Cumulative pass rate (%)")
-            if name in ("all", "petaflops"):
-                panel.set_xscale("log")
-            else:
-                panel.locator_params(axis="x", nbins=6)
-        ends = [run.curves for runs in group.runs.values() for run in runs]
-        lengths.plot([c["length"][-1] for c in ends], [100 * c["accuracy"][-1] for c in ends], linestyle="", **style)
-    lengths.set(xlabel="Mean length (tokens per answer)", ylabel="Mean accuracy (%)")
-    lengths.locator_params(axis="x", nbins=4)
-    lengths.margins(0.15)
-    for panel in (*panels, lengths):
-        panel.grid(alpha=0.3)
-        panel.tick_params(labelsize="small")
-        if panel.get_xscale() == "log":  # matplotlib's own labels overlap where the axis is about a decade long
-            low, high = panel.get_xlim()
-            panel.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
-            panel.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-            panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(groups))
-    if (seeds := len(groups[0].curves)) > 1:
-        figure.supxlabel(f"Lines: mean of {seeds} seeds. Bands: lowest to highest. Points: single runs.",
-                         fontsize="small")
-    figure.savefig(path, dpi=200)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# One problem's attempts, to be read
-
-
-def printable(text):
-    """`text` without control characters: a terminal would obey them."""
-    return "".join(c for c in text if c in "\n\t" or c.isprintable())
-
-
-def fold(text):
-    """Indented, long lines of prose folded at words; code blocks stay as they are; control characters are left out."""
-    lines, code = [], False
-    for line in printable(text).split("\n"):
-        code ^= line.lstrip().startswith("```")
-        lines += [line] if code or len(line) <= 100 else textwrap.wrap(line, 100, break_long_words=False)
-    return textwrap.indent("\n".join(lines), "    ")
-
-
-def dialogue(steps):
-    """The attempts at one problem ({step: record}) as a text: the opening; each step's user turn, answer, verdict."""
-    first = steps[min(steps)]
-    roles = [message["role"] for message in first["context"]]
-    opening = first["context"][:roles.index("assistant") if "assistant" in roles else None]
-    parts = [f"Problem {first['problem']} of {first['bench']}"]
-    parts += [f"[{m['role']}]\n{fold(m['content'])}" for m in opening]
-    for t, record in sorted(steps.items()):
-        parts.append(f"======== step {t}{', restart' if record['restart'] else ''} ========")
-        if record["draft"] is not None:
-            parts.append(f"[assistant: a draft, not graded]\n{fold(record['draft'])}")
-        if record["context"][-1] != opening[-1]:
-            parts.append(f"[user]\n{fold(record['context'][-1]['content'])}")
-        verdict = "correct" if record["correct"] else "passes the public tests only" if record["reward"] else "wrong"
-        notes = [f"{record['completion_tokens']} tokens"]
-        if record["signature"] and not record["feedback"]:  # MATH: the content of the box
-            notes.insert(0, f"answer {printable(record['signature'])}")
-        if record["truncated"]:
-            notes.append("truncated")
-        if record["fault"]:
-            notes.append(f"verifier fault: {record['fault']}")
-        parts += [f"[assistant]\n{fold(record['response'])}", f"--> {verdict} ({', '.join(notes)})"]
-        if record["feedback"]:
-            parts.append(fold(record["feedback"]))
-    return "\n\n".join(parts)
-
-
-def show(paths, problem):
-    """The dialogues of one problem in the given runs."""
-    runs = {path: read_attempts(path) for path in paths}
-    if not any(problem in attempts for attempts in runs.values()):
-        known = ", ".join(list(next(iter(runs.values())))[:5])
-        raise BadInput(f"there is no problem {problem} in {', '.join(runs)}; ids there are {known} ...")
-    found = [f"{path}\n{dialogue(attempts[problem])}" for path, attempts in runs.items() if problem in attempts]
-    return "\n\n\n".join(found)

@@ -1,0 +1,92 @@
+"""The rows of a user's own bench, FILE.jsonl; every error is one sentence with the line where it is."""
+import ast
+import json
+from pathlib import Path
+
+from benches.problem import ASSERT_SECONDS, CODE_SECONDS, TEST_TYPES, Problem
+from common.errors import BadInput, rows
+from prompts import CRITERIA
+TEST_FIELDS = ("type", "fn_name", "public", "private", "time_limit")
+# the fields of a user's row besides id, problem and verifier; the first is required
+OWN_FIELDS = {"math": {"answer": str}, "code": {"tests": dict, "starter_code": str, "imports": list},
+              "judge": {"reference": str, "criterion": str}}
+
+
+def load(path):
+    """The problems of a file, in the order of its lines."""
+    return [problem_from_row(row, Path(path).stem, where) for where, row in rows(path)]
+
+
+def problem_from_row(row, bench, where):
+    """-> Problem of a user's own row; BadInput names `where` ("FILE line 3")."""
+    def need(condition, sentence):
+        if not condition:
+            raise BadInput(f"{where}: {sentence}")
+
+    need(parses(str.encode, json.dumps(row, ensure_ascii=False)),
+         "it holds half of a surrogate pair: write the whole character.")
+    verifier = row.get("verifier")
+    need(verifier in list(OWN_FIELDS), f'"verifier" must be one of {", ".join(OWN_FIELDS)}.')
+    kinds = {"id": str, "problem": str, "verifier": str} | OWN_FIELDS[verifier]
+    for name, value in row.items():
+        need(name in kinds, f'unknown field "{name}": a {verifier} problem has {", ".join(kinds)}.')
+        article = {str: "a string", list: "a list", dict: "an object"}[kinds[name]]
+        need(isinstance(value, kinds[name]), f'"{name}" must be {article}.')
+        if kinds[name] is str:
+            need(value.strip() or name == "starter_code", f'"{name}" is empty.')
+    for name in ("id", "problem", next(iter(OWN_FIELDS[verifier]))):
+        need(name in row, f'"{name}" is missing: a {verifier} problem needs it.')
+    criterion = row.get("criterion", "final_result") if verifier == "judge" else None
+    need(criterion in (None, *CRITERIA), f'"criterion" must be one of {", ".join(CRITERIA)}.')
+    imports = tuple(row.get("imports", ()))
+    need(all(isinstance(line, str) for line in imports) and parses(ast.parse, "\n".join(imports)),
+         '"imports" must be a list of lines of code.')
+    tests = own_tests(row["tests"], need) if verifier == "code" else None
+    return Problem(row["id"], bench, row["problem"], verifier, answer=row.get("answer"), tests=tests,
+                   reference=row.get("reference"), criterion=criterion, starter_code=row.get("starter_code", ""),
+                   imports=imports)
+
+
+def own_tests(tests, need):
+    """-> the "tests" of a user's row with the defaults filled in; need(condition, sentence) raises."""
+    for name in tests:
+        need(name in TEST_FIELDS, f'unknown field "{name}" in "tests": it has {", ".join(TEST_FIELDS)}.')
+    kind = tests.get("type")
+    need(kind in TEST_TYPES, f'"type" of "tests" must be one of {", ".join(TEST_TYPES)}.')
+    defaults = {"fn_name": None, "private": [], "time_limit": ASSERT_SECONDS if kind == "assert" else CODE_SECONDS}
+    tests = defaults | tests
+    name, limit = tests["fn_name"], tests["time_limit"]
+    need(isinstance(name, str) and name.isidentifier() if kind == "functional" else name is None,
+         '"fn_name" of "tests" is the name of the function to call, for type functional alone.')
+    need(type(limit) in (int, float) and 0 < limit <= 3600,
+         '"time_limit" of "tests" must be a number of seconds above 0, at most 3600.')
+    need(isinstance(tests.get("public"), list) and tests["public"],
+         '"public" of "tests" must list at least one test.')
+    need(isinstance(tests["private"], list), '"private" of "tests" must be a list.')
+    for test in tests["public"] + tests["private"]:
+        shown = json.dumps(test)[:60]
+        if kind == "assert":
+            need(isinstance(test, str) and has_assert(test), f"the test {shown} must be an assert statement.")
+        else:
+            need(isinstance(test, list) and [type(part) for part in test] == [str, str],
+                 f"the test {shown} must be [input, output], two strings.")
+        need(kind != "functional" or is_functional(test), f"the test {shown} must hold one JSON value a line.")
+    return tests
+
+
+def parses(parser, text):
+    try:
+        parser(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
+        return False
+    return True
+
+
+def has_assert(text):
+    """Whether `text` is Python that asserts something: a test without it could not fail."""
+    return parses(ast.parse, text) and any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(text)))
+
+
+def is_functional(test):
+    """Whether [input, output] holds a JSON value on each line of the input (the arguments), and one as output."""
+    return all(parses(json.loads, text) for text in [*test[0].split("\n"), test[1]])
