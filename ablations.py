@@ -5,7 +5,6 @@ Each is a second copy of what it changes, so that explore.py and distill.py hold
 import os
 import random
 
-import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import policy
 import prompts
 from answers import final_part

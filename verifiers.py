@@ -5,8 +5,8 @@
     feedback  text that the policy may see: MATH and the judge give the verdict only, so theirs is empty
     signature what makes two wrong answers the same error (App. A); None is never a repeat
 
-MATH is decided by math-verify on the content of the last \\boxed{} (answers.py). The judge runs on the engine: explore.py
-and evaluate.py await it.
+MATH is decided by math-verify on the content of the last \\boxed{} (answers.py). The judge runs on the engine:
+explore.py and evaluate.py await it.
 
 Public and private tests of a program run alike, as ordinary Python: the program is the longest closed fenced block,
 each test has a process of its own, and SystemExit ends a test normally. The paper grades public tests with SDPO's

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import measures
+from report import measures
 
 SIMULATIONS, DRAWS = 500, 1000
 CHANCES = (1.0, 1.0), (0.7, 1.3)  # Beta distributions over problems, one per condition, with means 0.5 and 0.35

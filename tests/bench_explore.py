@@ -26,11 +26,14 @@ import time
 
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-import data
-import engine
+import ablations
+import benches
+import engines
 import explore
-import runs
 import verifiers
+from common import journal
+from common.errors import exit_with_sentence
+from engines.base import request_seed
 
 STEP, PER_SEQUENCE, PER_PROMPT_TOKEN, SLOTS = 4.5e-3, 22e-6, 40e-6, 512
 SIZES = {  # problems, mean and sigma of the log-normal length, response limit, prompt and context tokens
@@ -111,16 +114,16 @@ async def schedule_lock_step(run, problems):
 
 async def measure(settings, folder, problem_count):
     """Print the wall times of the schedules, and the tokens/s of an exploration against all its prompts at once."""
-    problems = data.load("arithmetic", "train", limit=problem_count)
-    sampler, graders = await engine.start(settings), verifiers.Graders()
+    problems = benches.load("arithmetic", "train", limit=problem_count)
+    sampler, graders = await engines.start(settings), verifiers.Graders()
     args = argparse.Namespace(method="leaf", memory="leaf", compress="tail", tail=2000, seed=1, calls=CALLS,
                               restart=RESTART, gpu_hours=None)
     schedules = {"lock-step": schedule_lock_step, "chain": schedule_chain, "segments": schedule_segments}
     seconds, tokens = {}, {}
     try:
         for name in ("warm-up", *schedules):
-            _, journal = runs.open_journal(os.path.join(folder, f"{name}.jsonl"))
-            run = explore.Run(args, settings, sampler, graders, journal, {}, 0.0)
+            _, file = journal.open_journal(os.path.join(folder, f"{name}.jsonl"))
+            run = explore.Run(args, settings, sampler, graders, file, {}, 0.0)
             run.bar = explore.tqdm(disable=True)
             begin = time.perf_counter()
             await schedules.get(name, schedule_segments)(run, problems)
@@ -128,8 +131,8 @@ async def measure(settings, folder, problem_count):
         requests = []
         for (problem, t), record in run.done.items():
             if record["restart"]:
-                opening = explore.opening(args, settings.family, next(p for p in problems if p.id == problem))
-                requests.append((opening, engine.request_seed(1, problem, t, "draft")))
+                opening = ablations.opening(args, settings.family, next(p for p in problems if p.id == problem))
+                requests.append((opening, request_seed(1, problem, t, "draft")))
             requests.append((record["context"], record["seed"]))
         begin = time.perf_counter()
         samples = await asyncio.gather(*(
@@ -158,10 +161,10 @@ def main():
     args = parser.parse_args()
     print_simulation()
     if args.model:
-        settings = engine.Settings(args.model, "qwen3", args.engine, "float32", 1.0, 1.0, 64, 0.9, None, 1, 1)
+        settings = engines.Settings(args.model, "qwen3", args.engine, "float32", 1.0, 1.0, 64, 0.9, None, 1, 1)
         with tempfile.TemporaryDirectory() as folder:
             asyncio.run(measure(settings, folder, args.problems))
 
 
 if __name__ == "__main__":
-    data.exit_with_sentence(main)
+    exit_with_sentence(main)

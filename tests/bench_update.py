@@ -19,9 +19,10 @@ import time
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 import distill
-import engine
-import training
+import engines
 from conftest import make_model
+from engines.base import Sample
+from policy import UpdateArgs, adam, load_policy
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,8 +38,8 @@ def rows(count, vocabulary, scale):
     for _ in range(count):
         prompt, response = ids(scale // 4), ids(int(scale * rng.uniform(0.5, 1.5)))
         context = prompt + ids(len(response)) + ids(scale // 8)
-        sample = engine.Sample(response, "", [-5.0] * len(response), "stop", len(prompt))
-        items.append(distill.Item(prompt, context, sample))
+        sample = Sample(response, "", [-5.0] * len(response), "stop", len(prompt))
+        items.append(distill.Row(prompt, context, sample))
     return items
 
 
@@ -65,10 +66,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or make_model(os.path.join(folder, "model"), hidden_size=128, intermediate_size=512,
                                          num_hidden_layers=4, head_dim=32)
-        settings = engine.Settings(model, "qwen3", "hf", "float32", 1.0, 1.0, 1024, 0.4, None, 1, 1)
+        settings = engines.Settings(model, "qwen3", "hf", "float32", 1.0, 1.0, 1024, 0.4, None, 1, 1)
         ways = {"paper": (1, True), "ours": (0, False), "ours, every 4th layer recomputed": (4, False),
                 "ours, every 2nd": (2, False), "ours, every layer": (1, False)}  # (--grad-checkpoint-every, behaviour pass)
-        policies = {n: training.load_policy(settings, None, 1, n, torch.device("cpu")) for n in (0, 1, 2, 4)}
+        policies = {n: load_policy(settings, None, 1, n, torch.device("cpu")) for n in (0, 1, 2, 4)}
         items = rows(args.responses, policies[0].head.shape[0], args.length)
         responses = sum(len(i.sample.token_ids) for i in items)
         student = responses + sum(len(i.opening) for i in items)
@@ -79,8 +80,8 @@ def main():
             every, behaviour = ways[name]
             if behaviour:
                 behaviour_pass(policies[every], items, args.micro_tokens)
-            distill.update(policies[every], training.adam(policies[every], 1e-5), items, kind="reverse_kl",
-                           tau=float("inf"), budget=args.micro_tokens)
+            distill.update(policies[every], adam(policies[every], 1e-5), items,
+                           UpdateArgs(1e-5, float("inf"), "reverse_kl", args.micro_tokens, every))
         flops, seconds = {}, {name: [] for name in ways}
         for name in ways:
             with FlopCounterMode(display=False) as counter:

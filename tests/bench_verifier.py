@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import programs
-import sandbox
+import answers
+from sandbox import run as sandbox
 
 PROGRAMS = {
     "right": "import sys\n\ndef main():\n    a, b = map(int, sys.stdin.readline().split())\n    print(a + b)\n\nmain()",
@@ -26,7 +26,7 @@ PROGRAMS = {
 
 def ours(program, tests):
     outcomes = sandbox.run_scripts(program, [given for given, _ in tests], 10)
-    return [outcome.kind == "ok" and programs.same_output(outcome.stdout, expected)
+    return [outcome.kind == "ok" and answers.same_output(outcome.stdout, expected)
             for outcome, (_, expected) in zip(outcomes, tests)]
 
 
@@ -34,7 +34,7 @@ def interpreter(program, tests):
     ended = [subprocess.run([sys.executable, "-I", "-c", program], input=given, capture_output=True, text=True,
                             timeout=60)
              for given, _ in tests]
-    return [end.returncode == 0 and programs.same_output(end.stdout, expected)
+    return [end.returncode == 0 and answers.same_output(end.stdout, expected)
             for end, (_, expected) in zip(ended, tests)]
 
 

@@ -9,13 +9,15 @@ import sys
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 import distill
-import engine
-import training
+import engines
+from common import ranks
 from conftest import make_tokenizer
+from engines.base import Sample
+from policy import UpdateArgs, load_policy
 
 import torch
 
-START = engine.start  # before a test replaces it
+START = engines.start  # before a test replaces it
 
 
 class ScriptedStudent:
@@ -32,7 +34,7 @@ class ScriptedStudent:
         self.asked.append((seed, adapter))
         rng = random.Random(seed)
         ids = [rng.randrange(256) for _ in range(rng.randint(1, 20))]
-        return engine.Sample(ids, self.tokenizer.decode(ids), [-rng.uniform(1, 6) for _ in ids],
+        return Sample(ids, self.tokenizer.decode(ids), [-rng.uniform(1, 6) for _ in ids],
                              rng.choice(["stop", "stop", "length"]), len(prompt_token_ids))
 
     def close(self):
@@ -45,8 +47,8 @@ async def start(settings, adapters=False):
 
 def toy_policy(folder, checkpoint_every=0, dtype="float32"):
     """The policy of a toy model with an adapter that does something."""
-    settings = engine.Settings(folder, "qwen3", "hf", dtype, 0.7, 1.0, 20, 0.4, None, 1, 1)
-    policy = training.load_policy(settings, None, 1, checkpoint_every, torch.device("cpu"))
+    settings = engines.Settings(folder, "qwen3", "hf", dtype, 0.7, 1.0, 20, 0.4, None, 1, 1)
+    policy = load_policy(settings, None, 1, checkpoint_every, torch.device("cpu"))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
@@ -65,8 +67,8 @@ def toy_items():
     items = []
     for prompt, context, response in [(5, 9, 4), (7, 30, 1), (3, 2, 13), (11, 12, 6), (4, 25, 9), (6, 40, 1)]:
         draw = lambda n: [rng.randrange(256) for _ in range(n)]  # noqa: E731
-        items.append(distill.Item(draw(prompt), draw(context),
-                                  engine.Sample(draw(response), "", [-rng.uniform(1, 6) for _ in range(response)],
+        items.append(distill.Row(draw(prompt), draw(context),
+                                  Sample(draw(response), "", [-rng.uniform(1, 6) for _ in range(response)],
                                                 "stop", prompt)))
     return items
 
@@ -89,15 +91,15 @@ class Gradients:
 def gradients(policy, items, budget, kind="reverse_kl", tau=0.05):
     """-> {parameter: gradient of Eq. 3}, metrics."""
     optimizer = Gradients(policy)
-    metrics = distill.update(policy, optimizer, items, kind=kind, tau=tau, budget=budget, max_grad_norm=float("inf"))
+    metrics = distill.update(policy, optimizer, items, UpdateArgs(1e-5, tau, kind, budget, 0, float("inf")))
     return optimizer.kept, metrics
 
 
 def main():
     """Gradients of the toys in FOLDER on this rank's share, then distill.py on the scripted student."""
     _, folder, shares, *argv = sys.argv[1:]
-    training.join_ranks()
-    rank, world = training.rank_and_world()
+    ranks.join_ranks()
+    rank, world = ranks.rank_and_world()
     shares = [[int(i) for i in share] for share in shares.split(",")]  # "012,,345": rank 1 has none
     for architecture in ("qwen3", "olmo3"):
         for every in (0, 2):
@@ -106,9 +108,9 @@ def main():
             if rank == 0:
                 torch.save(found, os.path.join(folder, f"{architecture}_{every}_{world}.pt"))
     if argv:
-        engine.start = start
+        engines.start = start
         distill.main(argv)
 
 
 if __name__ == "__main__":
-    training.run_rank(main)
+    ranks.run_rank(main)

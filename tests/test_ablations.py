@@ -4,13 +4,16 @@ import shutil
 
 import pytest
 
-import data
+import ablations
+import benches
 import distill
-import engine
+import engines
 import explore
-import memory
 import verifiers
+from benches.problem import Problem
+from common.errors import BadInput, ContextTooLong, read_jsonl
 from conftest import make_tokenizer
+from engines.base import Sample, request_seed
 from scripted_student import ScriptedStudent
 from test_explore import BLIND, OPENING, RIGHT, WRONG, PlainGraders, assistant, by_step, comparable, run, user, write_bench
 
@@ -37,15 +40,15 @@ SHOWN = {  # L = 12: what calls 2, 5, 6 and 7 show of steps 1 and 4, of the draf
 
 def test_shapes():
     """Of 20 tokens, L = 12: the rule of each compression counted by hand; a response of 12 tokens is shown whole."""
-    tokenizer, problem = make_tokenizer(), data.Problem("p", "own", "?", "math", "1")
+    tokenizer, problem = make_tokenizer(), Problem("p", "own", "?", "math", "1")
     logprobs = [-1.0 - i % 2 for i in range(20)]  # the odd places are the unlikely ones
-    sample = engine.Sample(tokenizer("0123456789abcdefghij")["input_ids"], "0123456789abcdefghij", logprobs, "stop", 5)
-    short = engine.Sample(sample.token_ids[:12], "0123456789ab", logprobs[:12], "stop", 5)
-    shapes = {how: memory.shortened(problem, sample, how, 12, tokenizer)
+    sample = Sample(tokenizer("0123456789abcdefghij")["input_ids"], "0123456789abcdefghij", logprobs, "stop", 5)
+    short = Sample(sample.token_ids[:12], "0123456789ab", logprobs[:12], "stop", 5)
+    shapes = {how: ablations.shortened(problem, sample, how, 12, tokenizer)
               for how in ("tail", "none", "head-tail", "summary", "block", "low-logprob")}
     assert shapes == {"tail": "89abcdefghij", "none": None, "head-tail": "012345\n...\nefghij", "summary": None,
                       "block": "89abcdefghij", "low-logprob": "13579b"}
-    assert not any(memory.shortened(problem, short, how, 12, tokenizer) for how in shapes)
+    assert not any(ablations.shortened(problem, short, how, 12, tokenizer) for how in shapes)
 
 
 @pytest.mark.parametrize("verifier,response,shown", [
@@ -58,8 +61,8 @@ def test_shapes():
     ("judge", "I think.\nFinal answer: sky\n<summary>blue</summary>", "<summary>\nblue\n</summary>\n\nFinal answer: sky"),
     ("judge", "I think so. <summary>blue</summary>", "<summary>\nblue\n</summary>")])
 def test_summary_blocks(verifier, response, shown):
-    problem = data.Problem("p", "own", "?", verifier)
-    assert memory.summary_block(problem, response, 20, make_tokenizer()) == shown
+    problem = Problem("p", "own", "?", verifier)
+    assert ablations.summary_block(problem, response, 20, make_tokenizer()) == shown
 
 
 @pytest.mark.parametrize("how", SHOWN)
@@ -124,7 +127,7 @@ def test_each_compression_is_resumed(monkeypatch, tmp_path, how, fail_at):
     (["--compress", "head-tail", "--tail", "1"], "give 4 or more"),
     (["--lr", "1e-4"], "--lr is for updates between the steps"), (["--grad-checkpoint-every", "0"], "--grad-checkpoint-every is")])
 def test_flags_that_do_not_go_together(monkeypatch, tmp_path, flags, sentence):
-    with pytest.raises(data.BadInput, match=sentence):
+    with pytest.raises(BadInput, match=sentence):
         run(monkeypatch, tmp_path, numbers, *flags, n=1)
 
 
@@ -138,7 +141,7 @@ class ScriptedExplorer(ScriptedStudent):
     def __init__(self, problems, calls, fail_at):
         super().__init__()
         self.fail_at, self.names = fail_at, {
-            engine.request_seed(1, p.id, t, kind): (p, t, kind)
+            request_seed(1, p.id, t, kind): (p, t, kind)
             for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft")}
 
     async def sample(self, prompt_token_ids, *, seed, **options):
@@ -151,7 +154,7 @@ class ScriptedExplorer(ScriptedStudent):
         right = step >= {"p0": 2, "p1": 4, "p2": 99}[problem.id]
         text = f"{kind} {step}: \\boxed{{{problem.answer if right else 99}}}"
         ids = self.tokenizer(text)["input_ids"]
-        return engine.Sample(ids, text, [-1.0] * len(ids), "stop", len(prompt_token_ids))
+        return Sample(ids, text, [-1.0] * len(ids), "stop", len(prompt_token_ids))
 
 
 def interleaved(monkeypatch, folder, model, *flags, calls=6, fail_at=None):
@@ -159,12 +162,12 @@ def interleaved(monkeypatch, folder, model, *flags, calls=6, fail_at=None):
     bench = str(folder / "bench.jsonl")
     os.makedirs(folder, exist_ok=True)
     write_bench(folder / "bench.jsonl", 3)
-    scripted = ScriptedExplorer(data.load(bench), calls, fail_at)
+    scripted = ScriptedExplorer(benches.load(bench), calls, fail_at)
 
     async def start(settings, adapters=False):
         assert adapters and settings.gpu_memory == 0.4
         return scripted
-    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engines, "start", start)
     monkeypatch.setattr(verifiers, "Graders", PlainGraders)
     try:
         explore.main(["--bench", bench, "--calls", str(calls), "--model", model, "--max-tokens", "40", "--out", str(folder),
@@ -178,21 +181,21 @@ def test_updates_between_the_steps(monkeypatch, tmp_path, toy_model):
     """N = 2: after steps 2, 4 and 6, on the problems with a right answer so far; what follows uses the new adapter."""
     folder = tmp_path / "out"
     scripted = interleaved(monkeypatch, folder, toy_model, "--update-every", 2)
-    samples = data.read_jsonl(str(folder / "updates" / "samples.jsonl"))
+    samples = read_jsonl(str(folder / "updates" / "samples.jsonl"))
     assert [(line["step"], line["problem"]) for line in samples] == [(1, "p0"), (2, "p0"), (2, "p1"), (3, "p0"), (3, "p1")]
-    cplus = {(line["problem"], line["step"]): line for line in data.read_jsonl(str(folder / "cplus.jsonl"))}
+    cplus = {(line["problem"], line["step"]): line for line in read_jsonl(str(folder / "cplus.jsonl"))}
     assert sorted(cplus) == [("p0", t) for t in range(2, 7)] + [("p1", t) for t in (4, 5, 6)]
     for line in samples:  # drawn from C+ as it stood then
         then = [cplus[key] for key in sorted(cplus) if key[0] == line["problem"] and key[1] <= 2 * line["step"]]
         assert line["context_step"] == distill.draw_context(then, 1, line["step"], line["problem"])["step"]
-    records = data.read_jsonl(str(folder / "rollouts.jsonl"))
+    records = read_jsonl(str(folder / "rollouts.jsonl"))
     assert [r["step"] for r in records] == [t for t in range(1, 7) for _ in range(3)]  # step by step
     assert all(r["updates"] == (r["step"] - 1) // 2 for r in records)
     used = {name: adapter for name, adapter in scripted.asked if isinstance(name, tuple)}
     for (_, step, _), adapter in used.items():
         assert adapter == (str(folder / "updates" / "adapter" / f"step_{(step - 1) // 2}") if step > 2 else None)
     assert scripted.updates == ["/updates/adapter/step_2", "/updates/adapter/step_3"]  # the last two
-    assert [line["step"] for line in data.read_jsonl(str(folder / "updates" / "distill.jsonl"))] == [1, 2, 3]
+    assert [line["step"] for line in read_jsonl(str(folder / "updates" / "distill.jsonl"))] == [1, 2, 3]
 
 
 def test_an_update_stands_on_answers_that_are_on_the_disk(monkeypatch, tmp_path, toy_model):
@@ -224,18 +227,18 @@ def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, every, fail_at):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every, calls=5, fail_at=fail_at)
     interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every)
     for name in ("rollouts.jsonl", "updates/samples.jsonl"):
-        pair = [data.read_jsonl(str(tmp_path / out / name)) for out in ("whole", "out")]
+        pair = [read_jsonl(str(tmp_path / out / name)) for out in ("whole", "out")]
         if name == "rollouts.jsonl":
             pair = [comparable(records) for records in pair]
         assert pair[0] == pair[1]
     weights = [load_file(str(tmp_path / out / "updates" / "adapter" / "adapter_model.safetensors")) for out in ("whole", "out")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    with pytest.raises(data.BadInput, match=f"update_every = {every}, not 3"):
+    with pytest.raises(BadInput, match=f"update_every = {every}, not 3"):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 3)
-    with pytest.raises(data.BadInput, match="limit = None, not 1"):
+    with pytest.raises(BadInput, match="limit = None, not 1"):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every, "--limit", 1)
     os.remove(tmp_path / "out" / "rollouts.jsonl")
-    with pytest.raises(data.BadInput, match="which is not that of rollouts.jsonl"):
+    with pytest.raises(BadInput, match="which is not that of rollouts.jsonl"):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every)
 
 
@@ -247,7 +250,7 @@ def test_the_newest_adapter_is_published_again(monkeypatch, tmp_path, toy_model)
     interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
     assert (adapters / file).read_bytes() == (adapters / "step_3" / file).read_bytes()
     shutil.rmtree(adapters)
-    with pytest.raises(data.BadInput, match="holds update 0, which is not that of rollouts.jsonl"):
+    with pytest.raises(BadInput, match="holds update 0, which is not that of rollouts.jsonl"):
         interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
 
 
@@ -258,22 +261,22 @@ def test_a_segment_that_cannot_go_on_is_left(monkeypatch, tmp_path, toy_model):
     async def sample(self, prompt_token_ids, *, seed, **options):
         problem, step, kind = self.names.get(seed, (None, None, "student"))
         if problem and (problem.id, step, kind) == ("p0", 1, "answer"):
-            raise engine.ContextTooLong("its context is too long")
+            raise ContextTooLong("its context is too long")
         if problem and problem.id == "p0" and kind == "draft":
             drafts.append(step)
         return await plain(self, prompt_token_ids, seed=seed, **options)
     monkeypatch.setattr(ScriptedExplorer, "sample", sample)
-    with pytest.raises(data.BadInput, match="1 of 3 problems have contexts longer than the model's window"):
+    with pytest.raises(BadInput, match="1 of 3 problems have contexts longer than the model's window"):
         interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
     assert drafts == [1, 6]
-    records = data.read_jsonl(str(tmp_path / "rollouts.jsonl"))
+    records = read_jsonl(str(tmp_path / "rollouts.jsonl"))
     assert [r["step"] for r in records if r["problem"] == "p0"] == [6] and len(records) == 13
     monkeypatch.setattr(ScriptedExplorer, "sample", plain)  # it would fit now: the newer policy's draft is another one
-    with pytest.raises(data.BadInput, match="1 of 3 problems"):
+    with pytest.raises(BadInput, match="1 of 3 problems"):
         interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2)
-    assert data.read_jsonl(str(tmp_path / "rollouts.jsonl")) == records
+    assert read_jsonl(str(tmp_path / "rollouts.jsonl")) == records
 
 
 def test_updates_need_a_temperature(monkeypatch, tmp_path, toy_model):
-    with pytest.raises(data.BadInput, match="--temperature 0 leaves no distribution"):
+    with pytest.raises(BadInput, match="--temperature 0 leaves no distribution"):
         interleaved(monkeypatch, tmp_path, toy_model, "--update-every", 2, "--temperature", 0)

@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-import data
 import distill
 import evaluate
 import explore
-import runs
 import verifiers
+from benches.own import problem_from_row
+from common import journal
+from common.errors import BadInput, exit_with_sentence
 from conftest import make_adapter, make_model
 
 SCRIPTS = {"explore": explore.main, "distill": distill.main, "evaluate": evaluate.main}
@@ -66,7 +67,7 @@ def files(tmp_path_factory, toy_model, toy_adapters):
     names["busy"] = str(folder / "busy")
     (folder / "used").mkdir()
     names["used"] = str(folder / "used")
-    runs.write_json(str(folder / "used" / "explore.json"), {"settings": {"bench": "another.jsonl"}})
+    journal.write_json(str(folder / "used" / "explore.json"), {"settings": {"bench": "another.jsonl"}})
     put("used/rollouts.jsonl", {"problem": "a", "step": 1})
     return names
 
@@ -129,8 +130,8 @@ def test_one_sentence(files, command, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     script, *argv = command.format(**files).split()
-    with pytest.raises(SystemExit) as exit, runs.hold(files["busy"]):
-        data.exit_with_sentence(lambda: SCRIPTS[script](argv))
+    with pytest.raises(SystemExit) as exit, journal.hold(files["busy"]):
+        exit_with_sentence(lambda: SCRIPTS[script](argv))
     errors = capsys.readouterr().err
     assert exit.value.code == 2 and sentence in errors and "Traceback" not in errors
     said = errors.strip().split("\n")[-1]
@@ -155,8 +156,8 @@ def test_scripts_exit_with_status_2(files, argv, sentence):
 def test_judge_rows_need_an_engine(files, tmp_path):
     row = {"problem": {"id": "j", "problem": "q", "verifier": "judge", "reference": "r"}, "response": "r"}
     (tmp_path / "judge.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(data.BadInput, match="needs an engine"):
-        verifiers.verify(data.problem_from_row(row["problem"], "j", "judge.jsonl line 1"), "r")
+    with pytest.raises(BadInput, match="needs an engine"):
+        verifiers.verify(problem_from_row(row["problem"], "j", "judge.jsonl line 1"), "r")
 
 
 def test_a_closed_pipe_is_no_error(monkeypatch, capfd):
@@ -165,7 +166,7 @@ def test_a_closed_pipe_is_no_error(monkeypatch, capfd):
         raise BrokenPipeError
     monkeypatch.setattr("os.dup2", lambda *_: None)
     with pytest.raises(SystemExit):
-        data.exit_with_sentence(main)
+        exit_with_sentence(main)
     assert capfd.readouterr().err == ""
 
 
@@ -173,12 +174,12 @@ def test_ctrl_c_before_a_run_begins(capsys):
     def main():
         raise KeyboardInterrupt
     with pytest.raises(SystemExit) as exit:
-        data.exit_with_sentence(main)
+        exit_with_sentence(main)
     assert exit.value.code == 130 and capsys.readouterr().err == "\nStopped.\n"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1'])
 def test_a_damaged_file_of_a_run(tmp_path, content):
     (tmp_path / "explore.json").write_text(content)
-    with pytest.raises(data.BadInput, match="explore.json is damaged"):
-        runs.read_json(str(tmp_path / "explore.json"))
+    with pytest.raises(BadInput, match="explore.json is damaged"):
+        journal.read_json(str(tmp_path / "explore.json"))

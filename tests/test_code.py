@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-import data
-import evalplus
-import execution
-import programs
-import sandbox
+import answers
+import benches
 import verifiers
-from problems import problem_from_row
+from benches import livecodebench, mbpp
+from benches.own import problem_from_row
+from common import errors
+from sandbox import asserts, run as sandbox
+from sandbox.program import Opaque
 
 ADD_TESTS = [["1 2\n", "3\n"], ["10 -4\n", "6\n"]]
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
@@ -56,7 +57,7 @@ def feedback(program, *args, **kwargs):
     ("~~~" + " " * 10**6 + "!", None),
     ("none", None)])
 def test_the_program_is_the_longest_closed_block(response, program):
-    assert programs.program_of(response) == program
+    assert answers.program_of(response) == program
 
 
 @pytest.mark.parametrize("actual, expected, same", [
@@ -65,7 +66,7 @@ def test_the_program_is_the_longest_closed_block(response, program):
     ("0.30000000000000004", "0.3", False), ("nan", "NaN", False), ("nan", "nan", True), ("1 2 3", "1 2", False),
     ("1\r\n2", "1\n2", True), ("1_000", "1000", True), ("", "0", False), ("inf", "Infinity", True)])
 def test_outputs_compare_as_livecodebench_does(actual, expected, same):
-    assert programs.same_output(actual, expected) is same
+    assert answers.same_output(actual, expected) is same
 
 
 @pytest.mark.parametrize("returned, expected, passed", [
@@ -281,7 +282,7 @@ def test_addresses_of_objects_are_not_shown():
 
 def test_large_outputs_are_not_kept(monkeypatch):
     kept = []
-    monkeypatch.setattr(programs, "tests_feedback", lambda problem, results: kept.extend(results) or "")
+    monkeypatch.setattr(verifiers, "tests_feedback", lambda problem, results: kept.extend(results) or "")
     verdict("print('ab\\n' * (1 << 20))", [["", "9"]] * 3)
     assert [(len(outcome.stdout), size) for _, _, _, outcome, size in kept] == [(4000, (3 << 20) - 1)] * 3
 
@@ -487,7 +488,7 @@ def test_no_program_gets_an_assert_to_run_beside_it(hidden):
 
 
 def test_asserts_call_a_program_so_often(monkeypatch):
-    monkeypatch.setattr(programs, "CALLS", 9)
+    monkeypatch.setattr(asserts, "CALLS", 9)
     program = "def f(x): return x"
     assert verdict(program, ["assert all(f(x) == x for x in range(9))"], kind="assert").correct == 1
     assert "RuntimeError: more than 9 calls in one assert" in asserts_feedback(
@@ -509,10 +510,10 @@ def test_an_answer_holds_one_slot_at_a_time(monkeypatch, stop):
     monkeypatch.setattr(sandbox, "slots", Slot())
     given = problem(ADD_TESTS, ADD_TESTS)
     given.tests["stop_at_first_failure"] = stop
-    assert programs.verdict(given, f"```\n{ADD}\n```", False)[:2] == (1, 1)
-    assert programs.verdict(given, "```\nprint(0)\n```", False)[:2] == (0, 0) and not sandbox.slots.taken
+    assert verifiers.program_verdict(given, f"```\n{ADD}\n```", False)[:2] == (1, 1)
+    assert verifiers.program_verdict(given, "```\nprint(0)\n```", False)[:2] == (0, 0) and not sandbox.slots.taken
     given = problem(ASSERTS, ASSERTS, kind="assert")
-    assert programs.verdict(given, "```\ndef add(a, b): return a + b\n```", False)[:2] == (1, 1)
+    assert verifiers.program_verdict(given, "```\ndef add(a, b): return a + b\n```", False)[:2] == (1, 1)
 
 
 def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
@@ -570,8 +571,8 @@ LCB = {  # right programs: scripts, and bodies of the method of the starter code
 @has_data
 def test_livecodebench_rows():
     for name in "lcb_real_full_row", "lcb_derived_fixture":
-        for _, row in data.rows(DATA / f"{name}.jsonl"):
-            function, pairs, kinds = data.lcb_tests(row)
+        for _, row in errors.rows(DATA / f"{name}.jsonl"):
+            function, pairs, kinds = livecodebench.tests_of(row)
             given = problem(pairs, pairs, kinds.pop(), function, starter_code=row["starter_code"])
             right = row["starter_code"] + LCB[row["question_id"]]
             wrong = row["starter_code"] + "return None" if function else right + "\nprint(0)"
@@ -604,42 +605,42 @@ def test_plus_inputs_compare_as_evalplus_does(cache, reference, answer, passes):
     given = plus_problem(f"def f(x):\n    return {reference}", [[1], [0]])
     equal = "class E(str):\n    __eq__ = lambda *a: True\n    __hash__ = str.__hash__\n"
     program = f"{equal}def f(x):\n    return {answer}"
-    assert evalplus.passes(given, program) is passes
+    assert mbpp.passes(given, program) is passes
 
 
 def test_plus_tolerance_stays_once_raised(cache):
     reference = "def f(x):\n    return x"
     near = "def f(x):\n    return x + 1e-7 if x == 2 else x"
-    assert evalplus.passes(plus_problem(reference, [[0.5], [2.0]]), near)
-    assert not evalplus.passes(plus_problem(reference, [[2], [0.5]]), near)  # an int, before any float
-    assert evalplus.passes(plus_problem(reference, [[2.0]], atol=1e-4), "def f(x):\n    return x + 1e-5")
+    assert mbpp.passes(plus_problem(reference, [[0.5], [2.0]]), near)
+    assert not mbpp.passes(plus_problem(reference, [[2], [0.5]]), near)  # an int, before any float
+    assert mbpp.passes(plus_problem(reference, [[2.0]], atol=1e-4), "def f(x):\n    return x + 1e-5")
 
 
 def test_plus_oracles(cache):
-    assert evalplus.same("similar_elements", [], (2, 1), (1, 2), 0) and not evalplus.same("f", [], (2, 1), (1, 2), 0)
-    assert not evalplus.same("Diff", [], [[1]], [1], 0) and not evalplus.same("Diff", [], None, [1], 0)
-    assert evalplus.same("check_str", [], execution.Opaque("<re.Match>"), True, 0)
+    assert mbpp.same("similar_elements", [], (2, 1), (1, 2), 0) and not mbpp.same("f", [], (2, 1), (1, 2), 0)
+    assert not mbpp.same("Diff", [], [[1]], [1], 0) and not mbpp.same("Diff", [], None, [1], 0)
+    assert mbpp.same("check_str", [], Opaque("<re.Match>"), True, 0)
     pairs = [(output, right) for output in (True, False, None) for right in (True, False)]
-    assert [evalplus.same("check_str", [], output, right, 0) for output, right in pairs] == [
+    assert [mbpp.same("check_str", [], output, right, 0) for output, right in pairs] == [
         True, False, False, True, False, True]
-    assert evalplus.same("surface_Area", [3, 4], 35, 33, 0) and not evalplus.same("surface_Area", [3, 4], 34, 33, 0)
-    assert [evalplus.same("digit_distance_nums", [1, 23], output, 1, 0) for output in (4, 5)] == [True, False]
+    assert mbpp.same("surface_Area", [3, 4], 35, 33, 0) and not mbpp.same("surface_Area", [3, 4], 34, 33, 0)
+    assert [mbpp.same("digit_distance_nums", [1, 23], output, 1, 0) for output in (4, 5)] == [True, False]
 
 
 def test_no_output_ends_or_holds_up_the_comparison():
-    assert evalplus.same("surface_Area", [1, 2], complex(1.7e308, 1.7e308), 5, 1e-6) is False
+    assert mbpp.same("surface_Area", [1, 2], complex(1.7e308, 1.7e308), 5, 1e-6) is False
     alike = [i * ((1 << 61) - 1) for i in range(2000)]  # a set of them takes time quadratic in their number
-    assert evalplus.same("Diff", [], alike, alike[::-1], 0) is False
+    assert mbpp.same("Diff", [], alike, alike[::-1], 0) is False
 
 
 def test_plus_runs_all_inputs_in_one_process_and_keeps_the_reference(cache):
     given = plus_problem("def f(x):\n    return x", [[n] for n in range(50)])
-    assert evalplus.passes(given, "n = -1\ndef f(x):\n    global n\n    n += 1\n    return n")
+    assert mbpp.passes(given, "n = -1\ndef f(x):\n    global n\n    n += 1\n    return n")
     assert len(list(cache.rglob("*.json"))) == 1
     next(cache.rglob("*.json")).write_text("[[1")  # cut off by a crash
-    assert evalplus.passes(given, "def f(x):\n    return x")
-    assert not evalplus.passes(given, "import os\ndef f(x):\n    return x if x < 49 else os._exit(0)")
-    assert evalplus.passes(plus_problem("def f(x):\n    return x", []), "anything")
+    assert mbpp.passes(given, "def f(x):\n    return x")
+    assert not mbpp.passes(given, "import os\ndef f(x):\n    return x if x < 49 else os._exit(0)")
+    assert mbpp.passes(plus_problem("def f(x):\n    return x", []), "anything")
     broken = verifiers.verify(plus_problem("def g(x):\n    return x", [[1]]), "```\ndef f(x):\n    return x\n```")
     assert (broken.reward, broken.correct) == (0, 0) and "the reference solution does not run here" in broken.fault
     right = verifiers.verify(given, "```\ndef f(x):\n    return x\n```")
@@ -650,7 +651,7 @@ def test_plus_runs_all_inputs_in_one_process_and_keeps_the_reference(cache):
 
 @has_data
 def test_some_tasks_of_mbpp_plus(cache):
-    for given in data.load("mbpp", path=DATA, limit=15):
+    for given in benches.load("mbpp", path=DATA, limit=15):
         if given.id == "Mbpp/599":  # its reference solution alone takes a minute
             continue
         name, reference = given.tests["plus"]["entry_point"], given.tests["plus"]["canonical_solution"]

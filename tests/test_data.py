@@ -1,6 +1,7 @@
 """The loaders on small data of our own, and on the real files in the folder that LEAF_DATA names."""
 import base64
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -18,9 +19,11 @@ from pathlib import Path
 
 import pytest
 
-import data
+import benches
 import verifiers
-from data import BadInput
+from benches import arithmetic, files, math500, mbpp, sciknoweval
+from benches.problem import Problem
+from common.errors import BadInput, read_jsonl
 
 ROOT = Path(__file__).parent.parent
 REAL = Path(os.environ.get("LEAF_DATA", "none"))
@@ -58,22 +61,22 @@ def shuffle(path, target):
 def test_broken_lines(tmp_path, content, sentence):
     (tmp_path / "x.jsonl").write_bytes(content)
     with pytest.raises(BadInput, match=sentence):
-        data.read_jsonl(tmp_path / "x.jsonl")
+        read_jsonl(tmp_path / "x.jsonl")
 
 
 def test_unreadable_files(tmp_path):
     for path in (tmp_path / "none.jsonl", tmp_path):
         with pytest.raises(BadInput, match="cannot be read"):
-            data.read_jsonl(path)
+            read_jsonl(path)
 
 
 @pytest.mark.parametrize("content", ['{"a": 1}\n{"a": "\u2028"}\n', '\ufeff{"a": 1}\r\n{"a": "\u2028"}',
                                      '{"a": 1}\n{"a": "\u2028"}\n\n \n'])
 def test_lines_that_are_fine(tmp_path, content):
     (tmp_path / "x.jsonl").write_bytes(content.encode())
-    assert data.read_jsonl(tmp_path / "x.jsonl") == [{"a": 1}, {"a": "\u2028"}]
+    assert read_jsonl(tmp_path / "x.jsonl") == [{"a": 1}, {"a": "\u2028"}]
     (tmp_path / "x.gz").write_bytes(gzip.compress(content.encode()))
-    assert data.read_jsonl(tmp_path / "x.gz") == [{"a": 1}, {"a": "\u2028"}]
+    assert read_jsonl(tmp_path / "x.gz") == [{"a": 1}, {"a": "\u2028"}]
 
 
 def test_a_file_cut_off_at_any_byte(tmp_path, capsys):
@@ -81,20 +84,20 @@ def test_a_file_cut_off_at_any_byte(tmp_path, capsys):
     for end in range(len(whole) + 1):
         (tmp_path / "x.jsonl").write_bytes(whole[:end])
         lines = whole[:end].count(b"\n")
-        assert data.read_jsonl(tmp_path / "x.jsonl", torn_ok=True) == [{"a": 1}, {"a": "\u00e9"}][:lines]
+        assert read_jsonl(tmp_path / "x.jsonl", torn_ok=True) == [{"a": 1}, {"a": "\u00e9"}][:lines]
         assert ("is damaged and left out" in capsys.readouterr().err) == (not whole[:end].endswith(b"\n") and end > 0)
 
 
 def test_torn_is_the_last_line_alone(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"a": 1}\n{"a": \0\0\n')
-    assert data.read_jsonl(tmp_path / "x.jsonl", torn_ok=True) == [{"a": 1}]
+    assert read_jsonl(tmp_path / "x.jsonl", torn_ok=True) == [{"a": 1}]
     (tmp_path / "x.jsonl").write_bytes(b'{"a": \n{"a": 1}\n')
     with pytest.raises(BadInput, match="line 1 is not JSON"):
-        data.read_jsonl(tmp_path / "x.jsonl", torn_ok=True)
+        read_jsonl(tmp_path / "x.jsonl", torn_ok=True)
 
 
 def test_a_sentence_and_status_2():
-    script = "import data\ndef main():\n    data.load('nothing')\ndata.exit_with_sentence(main)"
+    script = "import data\ndef main():\n    benches.load('nothing')\ndata.exit_with_sentence(main)"
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr == ("there is no bench nothing: name math500, lcb, mbpp, sciknoweval, arithmetic or your own "
@@ -153,7 +156,7 @@ def code_row(**changes):
 def test_bad_rows(tmp_path, row, sentence):
     path = write(tmp_path / "mine.jsonl", [MATH_ROW | {"id": "first"}, row])
     with pytest.raises(BadInput, match=sentence) as error:
-        data.load(path)
+        benches.load(path)
     assert str(error.value).startswith(f"{path} line 2: ") and "\n" not in str(error.value)
 
 
@@ -165,25 +168,25 @@ def test_own_bench(tmp_path):
         {"id": "w", "problem": "p", "verifier": "code", "tests": tests, "starter_code": "def add(a, b):"},
         {"id": "v", "problem": "p", "verifier": "code", "tests": {"type": "assert", "public": ["assert f(1) == 1"]},
          "imports": ["import math"]}])
-    problems = data.load(path)
+    problems = benches.load(path)
     assert [problem.id for problem in problems] == ["z", "y", "x", "w", "v"]  # the order of the lines
     assert {problem.bench for problem in problems} == {"mine"}
-    assert problems[0] == data.Problem("z", "mine", "1 + 1?", "math", answer="2")
-    assert problems[1] == data.Problem("y", "mine", "Why?", "judge", reference="because", criterion="final_result")
+    assert problems[0] == Problem("z", "mine", "1 + 1?", "math", answer="2")
+    assert problems[1] == Problem("y", "mine", "Why?", "judge", reference="because", criterion="final_result")
     assert problems[2].tests == {"type": "stdin", "fn_name": None, "public": [["1", "2"]], "private": [["", ""]],
                                  "time_limit": 6}
     assert problems[3].tests == tests and problems[3].starter_code == "def add(a, b):"
     assert problems[4].tests == {"type": "assert", "fn_name": None, "public": ["assert f(1) == 1"], "private": [],
                                  "time_limit": 30}
     assert problems[4].imports == ("import math",)
-    assert data.load(path, limit=2) == problems[:2] and data.load(path, limit=9) == problems
+    assert benches.load(path, limit=2) == problems[:2] and benches.load(path, limit=9) == problems
 
 
 def test_the_problems_of_the_readme(tmp_path):
     """What its section "Your own problems" shows loads, and its math and code problems take a right answer."""
     section = (ROOT / "README.md").read_text().split("## Your own problems")[1].split("\n## ")[0]
     (tmp_path / "own.jsonl").write_text(re.search("```json\n(.*?)```", section, re.DOTALL)[1])
-    problems = {problem.verifier: problem for problem in data.load(str(tmp_path / "own.jsonl"))}
+    problems = {problem.verifier: problem for problem in benches.load(str(tmp_path / "own.jsonl"))}
     assert set(problems) == {"math", "code", "judge"}
     assert verifiers.verify(problems["math"], f"\\boxed{{{problems['math'].answer}}}").correct == 1
     program = "```python\nprint(2 * int(input()))\n```"
@@ -192,9 +195,9 @@ def test_the_problems_of_the_readme(tmp_path):
 
 def test_duplicate_ids_and_empty_files(tmp_path):
     with pytest.raises(BadInput, match='mine.jsonl holds the id "1" 2 times'):
-        data.load(write(tmp_path / "mine.jsonl", [MATH_ROW, JUDGE_ROW]))
+        benches.load(write(tmp_path / "mine.jsonl", [MATH_ROW, JUDGE_ROW]))
     with pytest.raises(BadInput, match="empty.jsonl holds no problem"):
-        data.load(write(tmp_path / "empty.jsonl", []))
+        benches.load(write(tmp_path / "empty.jsonl", []))
 
 
 @pytest.mark.parametrize("arguments, sentence", [
@@ -211,7 +214,7 @@ def test_duplicate_ids_and_empty_files(tmp_path):
 ])
 def test_bad_arguments(arguments, sentence):
     with pytest.raises(BadInput, match=sentence):
-        data.load(**arguments)
+        benches.load(**arguments)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -239,19 +242,19 @@ def hub(monkeypatch, tmp_path):
 
 def test_no_network(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(hub))
-    monkeypatch.setattr(data, "MBPP_URL", "file:///nowhere/")
-    monkeypatch.setattr(data, "SCIENCE_URL", "file:///nowhere")
+    monkeypatch.setattr(mbpp, "URL", "file:///nowhere/")
+    monkeypatch.setattr(sciknoweval, "URL", "file:///nowhere")
     for bench in ("math500", "lcb", "mbpp", "sciknoweval"):
         with pytest.raises(BadInput, match="cannot be fetched .*: try again, name a copy .* with --data, or run"):
-            data.load(bench)
+            benches.load(bench)
 
 
 def test_download(hub, monkeypatch):
     path = write(hub / "test.jsonl", [{"unique_id": "u", "problem": "1 + 1?", "answer": "2"}])
     with pytest.raises(BadInput, match="is not the file that the paper used"):
-        data.load("math500")
-    monkeypatch.setattr(data, "MATH500_SHA256", data.file_sha256(path))
-    assert data.load("math500") == [data.Problem("u", "math500", "1 + 1?", "math", answer="2")]
+        benches.load("math500")
+    monkeypatch.setattr(math500, "SHA256", files.file_sha256(path))
+    assert benches.load("math500") == [Problem("u", "math500", "1 + 1?", "math", answer="2")]
 
 
 @pytest.fixture
@@ -286,11 +289,11 @@ def server(monkeypatch, tmp_path):
 def test_a_broken_download_goes_on(server, tmp_path):
     for server.stop_at in (100_000, 250_000):
         with pytest.raises(BadInput, match="file.gz cannot be fetched .*broke off.*: try again"):
-            data.from_web(server.url, "file.gz")
+            files.from_web(server.url, "file.gz")
     server.stop_at = None
-    path = data.from_web(server.url, "file.gz")
+    path = files.from_web(server.url, "file.gz")
     assert path.read_bytes() == server.content and server.ranges == ["bytes=0-", "bytes=99999-", "bytes=249999-"]
-    assert data.from_web(server.url, "file.gz") == path and len(server.ranges) == 3  # kept
+    assert files.from_web(server.url, "file.gz") == path and len(server.ranges) == 3  # kept
     assert [file.name for file in path.parent.iterdir()] == ["file.gz"]
 
 
@@ -300,12 +303,12 @@ def test_a_download_that_ended_anywhere_goes_on(server, tmp_path, resumes, held)
     server.resumes = resumes
     (tmp_path / "home" / "leaf").mkdir(parents=True)
     (tmp_path / "home" / "leaf" / "file.gz.part").write_bytes(server.content[:held])
-    assert data.from_web(server.url, "file.gz").read_bytes() == server.content
+    assert files.from_web(server.url, "file.gz").read_bytes() == server.content
 
 
 def test_two_runs_fetch_a_file_once(server):
     found = []
-    runs = [threading.Thread(target=lambda: found.append(data.from_web(server.url, "file.gz"))) for _ in range(4)]
+    runs = [threading.Thread(target=lambda: found.append(files.from_web(server.url, "file.gz"))) for _ in range(4)]
     for run in runs:
         run.start()
     for run in runs:
@@ -317,16 +320,16 @@ def test_two_runs_fetch_a_file_once(server):
 # arithmetic and MATH
 
 def test_arithmetic():
-    sets = {split: data.load("arithmetic", split) for split in ("test", "train")}
+    sets = {split: benches.load("arithmetic", split) for split in ("test", "train")}
     for split, problems in sets.items():
-        assert len(problems) == 128 and problems[:5] == data.load("arithmetic", split, limit=5)
+        assert len(problems) == 128 and problems[:5] == benches.load("arithmetic", split, limit=5)
         for number, problem in enumerate(problems):
             a, b = map(int, problem.id.removeprefix("arithmetic/").split("+"))
             wording = [f"Compute {a} + {b}.", f"What is {a} + {b}?", f"Quickly, what is {a} + {b}?"][number % 3]
-            assert problem == data.Problem(problem.id, "arithmetic", wording, "math", answer=str(a + b))
+            assert problem == Problem(problem.id, "arithmetic", wording, "math", answer=str(a + b))
             assert 100 <= a <= 999 and 100 <= b <= 999
-            assert data.arithmetic_split(a, b) == data.arithmetic_split(b, a) == split
-    kinds = [data.arithmetic_split(a, b) for a in range(100, 200) for b in range(100, 200)]
+            assert arithmetic.split_of(a, b) == arithmetic.split_of(b, a) == split
+    kinds = [arithmetic.split_of(a, b) for a in range(100, 200) for b in range(100, 200)]
     assert kinds.count("pretrain") > 0.9 * len(kinds) and set(kinds) == {"test", "train", "pretrain"}
 
 
@@ -337,14 +340,14 @@ def math_rows(n):
 
 def test_math500_order(tmp_path, capsys):
     path = write(tmp_path / "a.jsonl", math_rows(30))
-    problems = data.load("math500", path=path)
+    problems = benches.load("math500", path=path)
     assert "note: " in capsys.readouterr().err  # not the pinned file
-    assert problems == data.load("math500", path=shuffle(path, tmp_path / "b.jsonl"))
+    assert problems == benches.load("math500", path=shuffle(path, tmp_path / "b.jsonl"))
     ids = [int(problem.id[13:-5]) for problem in problems]
     assert sorted(ids) == list(range(30)) and ids != sorted(ids)
-    assert problems[:7] == data.load("math500", path=path, limit=7)
+    assert problems[:7] == benches.load("math500", path=path, limit=7)
     with pytest.raises(BadInput, match='line 1 has no "unique_id"'):
-        data.load("math500", path=write(tmp_path / "c.jsonl", [{"problem": "p", "answer": "1"}]))
+        benches.load("math500", path=write(tmp_path / "c.jsonl", [{"problem": "p", "answer": "1"}]))
 
 
 def test_math_train(tmp_path, monkeypatch, hub):
@@ -357,25 +360,25 @@ def test_math_train(tmp_path, monkeypatch, hub):
     path = write(folder / "train.jsonl", [row(i) for i in range(520)] + [row(600, "Level 4"), row(1)]
                  + [row(601) | {"solution": "no box"}, row(602) | {"problem": "What  is 1\n+ 1?"}])
     with pytest.raises(BadInput, match="MATH-500 is needed too, .*: put its test.jsonl beside the --data file"):
-        data.load("math500", "train", path=path)
+        benches.load("math500", "train", path=path)
     test = write(folder / "held_out.jsonl", math_rows(10))
     (folder / "gone.jsonl").symlink_to("nowhere")
-    monkeypatch.setattr(data, "MATH500_SHA256", data.file_sha256(test))
-    monkeypatch.setattr(data, "MATH500_BYTES", os.path.getsize(test))
-    problems = data.load("math500", "train", path=path)
+    monkeypatch.setattr(math500, "SHA256", files.file_sha256(test))
+    monkeypatch.setattr(math500, "BYTES", os.path.getsize(test))
+    problems = benches.load("math500", "train", path=path)
     numbers = {int(problem.text.split()[2]) for problem in problems}
     assert len(problems) == len(numbers) == 500 and numbers < set(range(10, 520))
     assert all(problem.answer == f"\\frac{{{int(problem.text.split()[2]) + 1}}}{{1}}" for problem in problems)
     assert {(problem.bench, problem.verifier) for problem in problems} == {("math500", "math")}
-    assert problems == data.load("math500", "train", path=shuffle(path, folder / "other.jsonl"))
+    assert problems == benches.load("math500", "train", path=shuffle(path, folder / "other.jsonl"))
 
 
 @real
 def test_real_math(tmp_path, capsys):
-    test = data.load("math500", path=str(REAL / "math500_test.jsonl"))
+    test = benches.load("math500", path=str(REAL / "math500_test.jsonl"))
     assert len(test) == 500 and "note" not in capsys.readouterr().err
     path = REAL / "math_train_level5_partial.jsonl"
-    train = data.load("math500", "train", path=str(path))
+    train = benches.load("math500", "train", path=str(path))
     assert len(train) == 500 and capsys.readouterr().err == ""
     assert not {problem.text for problem in test} & {problem.text for problem in train}
     assert all(problem.answer for problem in train)
@@ -401,7 +404,7 @@ def science_rows():
 
 def test_sciknoweval(tmp_path, capsys):
     path = write(tmp_path / "s.jsonl", science_rows()[0])
-    test, train = (data.load("sciknoweval", split, path=path) for split in ("test", "train"))
+    test, train = (benches.load("sciknoweval", split, path=path) for split in ("test", "train"))
     assert "sciknoweval test: 400 of 842 problems, 2 repeated ones dropped." in capsys.readouterr().err
     for domain in ("Biology", "Chemistry", "Material", "Physics"):
         for problems, level, n in ((test, "L2", 75), (test, "L5", 25), (train, "L5", 100), (train, "L2", 0)):
@@ -409,7 +412,7 @@ def test_sciknoweval(tmp_path, capsys):
             assert sum(problem.text.startswith(start) for problem in problems) == n
     texts = [problem.text for problem in test + train]
     assert len(set(texts)) == 800 and not any("number x" in text or "number z" in text for text in texts)
-    assert test == data.load("sciknoweval", path=shuffle(path, tmp_path / "t.jsonl"))
+    assert test == benches.load("sciknoweval", path=shuffle(path, tmp_path / "t.jsonl"))
     assert (test[0].bench, test[0].verifier, test[0].criterion) == ("sciknoweval", "judge", "final_result")
     assert test[0].reference == "it is " + test[0].text.split("number ")[1].rstrip("?")
 
@@ -425,13 +428,13 @@ def test_sciknoweval_download(tmp_path, monkeypatch, capsys):
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(data, "SCIENCE_URL", (tmp_path / "a.tar.gz").as_uri())
-    problems = data.load("sciknoweval")
-    assert problems == data.load("sciknoweval", path=write(tmp_path / "s.jsonl", [*rows, *closed, {"type": "open-ended-qa", "details": 1}]))
-    assert problems == data.load("sciknoweval", path=str(tmp_path / "a.tar.gz"))
+    monkeypatch.setattr(sciknoweval, "URL", (tmp_path / "a.tar.gz").as_uri())
+    problems = benches.load("sciknoweval")
+    assert problems == benches.load("sciknoweval", path=write(tmp_path / "s.jsonl", [*rows, *closed, {"type": "open-ended-qa", "details": 1}]))
+    assert problems == benches.load("sciknoweval", path=str(tmp_path / "a.tar.gz"))
     (tmp_path / "damaged.tar.gz").write_bytes(gzip.compress(b"no archive"))
     with pytest.raises(BadInput, match="damaged.tar.gz is damaged: delete it and try again"):
-        data.load("sciknoweval", path=str(tmp_path / "damaged.tar.gz"))
+        benches.load("sciknoweval", path=str(tmp_path / "damaged.tar.gz"))
     lacking = json.dumps(science_row("Physics", "L5", 1, question=None))
     for line, sentence in (("[1]", "is damaged: delete it"), (lacking, 'a.jsonl has no "question" of the right type')):
         with tarfile.open(tmp_path / "odd.tar.gz", "w:gz") as archive:
@@ -439,34 +442,34 @@ def test_sciknoweval_download(tmp_path, monkeypatch, capsys):
             member.size = len(line)
             archive.addfile(member, io.BytesIO(line.encode()))
         with pytest.raises(BadInput, match=sentence):
-            data.load("sciknoweval", path=str(tmp_path / "odd.tar.gz"))
+            benches.load("sciknoweval", path=str(tmp_path / "odd.tar.gz"))
     (tmp_path / "a.tar.gz").unlink()
-    assert problems == data.load("sciknoweval")  # kept
+    assert problems == benches.load("sciknoweval")  # kept
 
 
 def test_a_subtask_of_another_release_is_judged_by_its_result(tmp_path):
     row = science_row("Physics", "L5", 1)
     row["details"]["subtask"] = "Thermodynamics"
-    (problem,) = data.load("sciknoweval", path=write(tmp_path / "s.jsonl", [row]))
+    (problem,) = benches.load("sciknoweval", path=write(tmp_path / "s.jsonl", [row]))
     assert problem.criterion == "final_result"
 
 
 @real
 def test_real_sciknoweval(tmp_path, capsys):
     path = REAL / "sciknoweval_v2_open_L2_L5.jsonl"
-    test, train = (data.load("sciknoweval", split, path=str(path)) for split in ("test", "train"))
+    test, train = (benches.load("sciknoweval", split, path=str(path)) for split in ("test", "train"))
     assert capsys.readouterr().err == ("sciknoweval test: 400 of 5744 problems, 211 repeated ones dropped.\n"
                                        "sciknoweval train: 400 of 5744 problems, 211 repeated ones dropped.\n")
     assert len(test) == len(train) == 400 and not {p.id for p in test} & {p.id for p in train}
     place = {row["prompt"]["default"] + "\n\n" + row["question"]: (row["domain"], row["details"]["level"])
-             for row in data.read_jsonl(path)}
+             for row in read_jsonl(path)}
     for domain in ("Biology", "Chemistry", "Material", "Physics"):
         assert [place[p.text] for p in test].count((domain, "L2")) == 75
         assert [place[p.text] for p in test].count((domain, "L5")) == 25
         assert [place[p.text] for p in train].count((domain, "L5")) == 100
     assert {p.criterion for p in test} == {"relation_set", "composition", "summary", "key_content", "derivation",
                                            "final_result"}
-    assert test == data.load("sciknoweval", path=shuffle(path, tmp_path / "s.jsonl"))
+    assert test == benches.load("sciknoweval", path=shuffle(path, tmp_path / "s.jsonl"))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -489,12 +492,12 @@ def lcb_row(name, date="2025-03-01", n=4, kind="stdin", **changes):
 def test_lcb_dates(tmp_path):
     dates = ["2025-01-31", "2025-02-01", "2025-04-30", "2025-05-01"]
     path = write(tmp_path / "l.jsonl", [lcb_row(date, date) for date in dates])
-    assert {problem.id for problem in data.load("lcb", path=path)} == {"2025-02-01", "2025-04-30"}
+    assert {problem.id for problem in benches.load("lcb", path=path)} == {"2025-02-01", "2025-04-30"}
 
 
 def test_lcb_problem(tmp_path):
     path = write(tmp_path / "l.jsonl", [lcb_row("a", n=7), lcb_row("b", kind="functional"), lcb_row("c", n=1)])
-    a, b, c = sorted(data.load("lcb", path=path), key=lambda problem: problem.id)
+    a, b, c = sorted(benches.load("lcb", path=path), key=lambda problem: problem.id)
     assert (a.bench, a.verifier, a.text, a.starter_code) == ("lcb", "code", "Double the number of a.", "")
     assert (a.tests["type"], a.tests["fn_name"], a.tests["time_limit"]) == ("stdin", None, 6)
     assert (len(a.tests["public"]), len(a.tests["private"])) == (3, 4)
@@ -502,7 +505,7 @@ def test_lcb_problem(tmp_path):
     assert a.tests["public"] == sorted(a.tests["public"]) and a.tests["private"] == sorted(a.tests["private"])
     assert (b.tests["type"], b.tests["fn_name"], b.starter_code[:14]) == ("functional", "f", "class Solution")
     assert (len(c.tests["public"]), c.tests["private"]) == (1, [])
-    (train,) = data.load("lcb", "train", path=write(tmp_path / "t.jsonl", [lcb_row("a", "2024-06-01", n=7)]))
+    (train,) = benches.load("lcb", "train", path=write(tmp_path / "t.jsonl", [lcb_row("a", "2024-06-01", n=7)]))
     assert train.tests == {"type": "stdin", "fn_name": None, "private": [], "time_limit": 6,
                            "stop_at_first_failure": True, "public": [[f"{i}\n[{i}]", str(2 * i)] for i in range(7)]}
 
@@ -511,11 +514,11 @@ def test_lcb_split_is_the_problems_own(tmp_path):
     """Neither the other problems nor the order of the file move a problem's public tests."""
     rows = [lcb_row(name, n=6) for name in "abcdef"]
     path = write(tmp_path / "l.jsonl", rows)
-    problems = {problem.id: problem for problem in data.load("lcb", path=path)}
-    assert list(problems) == [p.id for p in data.load("lcb", path=shuffle(path, tmp_path / "m.jsonl"))]
-    assert data.load("lcb", path=write(tmp_path / "n.jsonl", rows[3:4])) == [problems["d"]]
+    problems = {problem.id: problem for problem in benches.load("lcb", path=path)}
+    assert list(problems) == [p.id for p in benches.load("lcb", path=shuffle(path, tmp_path / "m.jsonl"))]
+    assert benches.load("lcb", path=write(tmp_path / "n.jsonl", rows[3:4])) == [problems["d"]]
     assert len({json.dumps(problem.tests["public"]) for problem in problems.values()}) > 1
-    assert [p.id for p in data.load("lcb", path=path, limit=2)] == list(problems)[:2]
+    assert [p.id for p in benches.load("lcb", path=path, limit=2)] == list(problems)[:2]
 
 
 def test_lcb_train_filters(tmp_path, capsys):
@@ -531,16 +534,16 @@ def test_lcb_train_filters(tmp_path, capsys):
         lcb_row("h", "2024-06-01", kind="functional", private_test_cases=json.dumps(
             [{"input": "1 2", "output": "3", "testtype": "functional"}]))])
     write(folder / "test5.jsonl", [lcb_row("i", "2025-01-10", kind="functional")])
-    problems = data.load("lcb", "train", path=str(folder))
+    problems = benches.load("lcb", "train", path=str(folder))
     assert sorted(problem.id for problem in problems) in (["a", "c", "i"], ["a", "d", "i"])
     report = capsys.readouterr().err
     assert report.startswith("lcb train: 3 problems, ") and report.count("\n") == 1
     for part in ("2 in the test set dropped", "2 repeated dropped", "4 failing the static checks dropped"):
         assert part in report
-    assert [problem.id for problem in data.load("lcb", path=str(folder))] == ["t"]
+    assert [problem.id for problem in benches.load("lcb", path=str(folder))] == ["t"]
     (folder / "test3.jsonl").unlink()
     with pytest.raises(BadInput, match="test3.jsonl cannot be read"):
-        data.load("lcb", "train", path=str(folder))
+        benches.load("lcb", "train", path=str(folder))
 
 
 class Evil:
@@ -556,36 +559,36 @@ def test_lcb_pickles_that_are_no_text(tmp_path, monkeypatch, content):
     row = lcb_row("q", private_test_cases=base64.b64encode(zlib.compress(content)).decode())
     with pytest.raises(BadInput, match="^q: its metadata or private_test_cases cannot be read .*: fetch the file "
         "again.$"):
-        data.load("lcb", path=write(tmp_path / "l.jsonl", [row]))
+        benches.load("lcb", path=write(tmp_path / "l.jsonl", [row]))
     assert not (tmp_path / "evil").exists()
 
 
-@pytest.mark.parametrize("changes", [{"private_test_cases": "@@"}, {"private_test_cases": "[{]"}, {"metadata": "{"},
+@pytest.mark.parametrize("changes", [{"private_test_cases": ""}, {"private_test_cases": "[{]"}, {"metadata": "{"},
                                      {"private_test_cases": '[{"input": 1}]'}, {"private_test_cases": "[1]"}])
 def test_lcb_damaged_rows(tmp_path, changes):
     with pytest.raises(BadInput, match="^q: its metadata or private_test_cases cannot be read"):
-        data.load("lcb", path=write(tmp_path / "l.jsonl", [lcb_row("q", **changes)]))
+        benches.load("lcb", path=write(tmp_path / "l.jsonl", [lcb_row("q", **changes)]))
 
 
 def test_lcb_plain_json_tests(tmp_path):
     tests = [{"input": "1", "output": "2", "testtype": "stdin"}]
     row = lcb_row("q", private_test_cases=json.dumps(tests))
-    (problem,) = data.load("lcb", path=write(tmp_path / "l.jsonl", [row]))
+    (problem,) = benches.load("lcb", path=write(tmp_path / "l.jsonl", [row]))
     assert problem.tests["public"] == [["1", "2"]]
 
 
 @real
 def test_real_lcb(tmp_path):
     path = REAL / "lcb_real_full_row.jsonl"
-    (row,) = data.read_jsonl(path)
-    (problem,) = data.load("lcb", "train", path=str(path))
+    (row,) = read_jsonl(path)
+    (problem,) = benches.load("lcb", "train", path=str(path))
     assert problem.id == "1873_A" and problem.tests["type"] == "stdin" and len(problem.tests["public"]) == 4
     tests = [{"input": given, "output": out, "testtype": "stdin"} for given, out in problem.tests["public"]]
     assert encode(tests) == row["private_test_cases"]
-    fixture = data.load("lcb", "train", path=str(REAL / "lcb_derived_fixture.jsonl"))
+    fixture = benches.load("lcb", "train", path=str(REAL / "lcb_derived_fixture.jsonl"))
     assert sorted(p.tests["type"] for p in fixture) == ["functional"] * 10 + ["stdin"] * 10
     with pytest.raises(BadInput, match='line 1 has no "private_test_cases"'):
-        data.load("lcb", "train", path=str(REAL / "lcb_release_v1_no_private.jsonl"))
+        benches.load("lcb", "train", path=str(REAL / "lcb_release_v1_no_private.jsonl"))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -608,23 +611,23 @@ def test_mbpp(tmp_path, capsys):
     hub, evalplus = mbpp_rows(10, 11, 12)
     hub[0]["test_imports"] = ["import math"]
     first, second = write(tmp_path / "mbpp_hub.jsonl", hub), write(tmp_path / "mbpp_plus.jsonl", evalplus)
-    problems = data.load("mbpp", path=first)
+    problems = benches.load("mbpp", path=first)
     assert capsys.readouterr().err.count("note: ") == 2  # neither is the pinned file
-    assert problems == data.load("mbpp", path=second) == data.load("mbpp", path=str(tmp_path))
+    assert problems == benches.load("mbpp", path=second) == benches.load("mbpp", path=str(tmp_path))
     assert sorted(problem.id for problem in problems) == ["Mbpp/10", "Mbpp/11", "Mbpp/12"]
-    assert next(problem for problem in problems if problem.id == "Mbpp/10") == data.Problem(
+    assert next(problem for problem in problems if problem.id == "Mbpp/10") == Problem(
         "Mbpp/10", "mbpp", "Write function 10.", "code", imports=("import math",),
         header="import math\nfrom re import sub, split\ndef f(a, b={1: 2}, c='x:y'):", tests={
             "type": "assert", "fn_name": None, "private": [], "time_limit": 30,
             "public": ["assert f(10) == 0", "assert f(10) == 1", "assert f(10) == 2"],
             "plus": {"entry_point": "f", "canonical_solution": CODE, "inputs": [[1, 2]], "atol": 0}})
     write(tmp_path / "excerpt.jsonl", hub[1:])
-    assert sorted(p.id for p in data.load("mbpp", path=str(tmp_path / "excerpt.jsonl"))) == ["Mbpp/11", "Mbpp/12"]
-    assert problems == data.load("mbpp", path=shuffle(first, tmp_path / "shuffled.jsonl"))
+    assert sorted(p.id for p in benches.load("mbpp", path=str(tmp_path / "excerpt.jsonl"))) == ["Mbpp/11", "Mbpp/12"]
+    assert problems == benches.load("mbpp", path=shuffle(first, tmp_path / "shuffled.jsonl"))
     os.remove(second)
     for path in (first, str(tmp_path)):
         with pytest.raises(BadInput, match=r"MbppPlus.jsonl.gz \(with the column plus_input\) is not there"):
-            data.load("mbpp", path=path)
+            benches.load("mbpp", path=path)
 
 
 def test_mbpp_tasks_of_one_prompt_have_an_order(tmp_path):
@@ -632,22 +635,22 @@ def test_mbpp_tasks_of_one_prompt_have_an_order(tmp_path):
     numbers = [7, 9, 71, 104, 141, 150, 569, 700, 801]
     for name, rows in zip("hp", mbpp_rows(*reversed(numbers))):
         write(tmp_path / f"mbpp_{name}.jsonl", [row | {"prompt": "Write a function to sort a list."} for row in rows])
-    assert [p.id for p in data.load("mbpp", path=str(tmp_path))] == [f"Mbpp/{number}" for number in numbers]
+    assert [p.id for p in benches.load("mbpp", path=str(tmp_path))] == [f"Mbpp/{number}" for number in numbers]
 
 
 def test_mbpp_download(tmp_path, monkeypatch):
     files = {}
-    for (name, (_, fields)), rows in zip(data.MBPP_FILES.items(), mbpp_rows(10)):
+    for (name, (_, fields)), rows in zip(mbpp.FILES.items(), mbpp_rows(10)):
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
         (tmp_path / name).write_bytes(gzip.compress(content))
-        files[name] = (data.hashlib.sha256(content).hexdigest(), fields)
-    monkeypatch.setattr(data, "MBPP_URL", tmp_path.as_uri() + "/")
+        files[name] = (hashlib.sha256(content).hexdigest(), fields)
+    monkeypatch.setattr(mbpp, "URL", tmp_path.as_uri() + "/")
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
     with pytest.raises(BadInput, match="is not the file that the paper used"):
-        data.load("mbpp")
-    monkeypatch.setattr(data, "MBPP_FILES", files)
-    assert [problem.id for problem in data.load("mbpp")] == ["Mbpp/10"]
-    assert [problem.id for problem in data.load("mbpp", path=str(tmp_path / name))] == ["Mbpp/10"]  # a copy in gzip
+        benches.load("mbpp")
+    monkeypatch.setattr(mbpp, "FILES", files)
+    assert [problem.id for problem in benches.load("mbpp")] == ["Mbpp/10"]
+    assert [problem.id for problem in benches.load("mbpp", path=str(tmp_path / name))] == ["Mbpp/10"]  # a copy in gzip
 
 
 @pytest.mark.parametrize("number, given, want", [
@@ -667,7 +670,7 @@ def test_mbpp_download(tmp_path, monkeypatch):
 def test_mbpp_arguments(tmp_path, number, given, want):
     for name, rows in zip("hp", mbpp_rows(number, plus=[given])):
         write(tmp_path / f"mbpp_{name}.jsonl", rows)
-    (problem,) = data.load("mbpp", path=str(tmp_path))
+    (problem,) = benches.load("mbpp", path=str(tmp_path))
     assert repr(problem.tests["plus"]["inputs"]) == repr([want])
 
 
@@ -679,7 +682,7 @@ def test_mbpp_damaged_rows(tmp_path, hub, plus, sentence):
     for name, (row,), changes in zip("hp", mbpp_rows(10), (hub, plus)):
         write(tmp_path / f"mbpp_{name}.jsonl", [row | changes])
     with pytest.raises(BadInput, match=sentence):
-        data.load("mbpp", path=str(tmp_path))
+        benches.load("mbpp", path=str(tmp_path))
 
 
 @pytest.mark.parametrize("code, want", [
@@ -691,16 +694,16 @@ def test_mbpp_damaged_rows(tmp_path, hub, plus, sentence):
         "import re, os\ndef f(s=':', t=')'):"),
 ])
 def test_mbpp_header(code, want):
-    assert data.mbpp_header(code, "f") == want
+    assert mbpp.header_of(code, "f") == want
 
 
 @real
 def test_real_mbpp(capsys):
     path = REAL / "mbppplus_v0.2.0_hf.jsonl"
-    problems = {int(problem.id[5:]): problem for problem in data.load("mbpp", path=str(path))}
+    problems = {int(problem.id[5:]): problem for problem in benches.load("mbpp", path=str(path))}
     assert capsys.readouterr().err == "" and len(problems) == 378  # the pinned files
     assert sum(len(problem.tests["plus"]["inputs"]) for problem in problems.values()) == 39841
-    for row in data.read_jsonl(path):
+    for row in read_jsonl(path):
         problem = problems[row["task_id"]]
         assert problem.tests["public"] == row["test_list"][:3] and problem.imports == tuple(row["test_imports"])
         assert problem.header.endswith(":") and compile(problem.header + "\n    pass", "", "exec")

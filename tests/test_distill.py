@@ -1,4 +1,5 @@
 """Algorithm 1, lines 13-16: what is trained on, one gradient however it is cut, and a run that survives every stop."""
+import functools
 import json
 import math
 import os
@@ -11,14 +12,17 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-import data
+import ablations
 import distill
-import engine
+import engines
 import loss
-import runs
+import policy as policies
 import scripted_student
-import training
+from common import gpu_memory, journal, ranks
+from common.errors import BadInput, read_jsonl
 from conftest import make_model
+from engines.base import check_adapter, request_seed
+from policy import LORA_RANK, UpdateArgs, adam
 from scripted_student import ScriptedStudent, gradients, toy_items, toy_policy
 
 import torch
@@ -83,13 +87,13 @@ PROBLEMS = {p: [cplus_line(r) for r in ROLLOUTS if r["problem"] == p and r["rewa
 
 
 def test_successful_traces():
-    assert distill.teacher_contexts(PROBLEMS, "success", []) == {
+    assert ablations.teacher_contexts(PROBLEMS, "success", []) == {
         "a": [ROLLOUTS[0]["context"], ROLLOUTS[2]["context"], ROLLOUTS[3]["context"]], "b": [ROLLOUTS[5]["context"]]}
 
 
 def test_failure_traces():
     """Wrong answers' contexts without duplicates; the plain prompt for a problem that was never wrong."""
-    found = distill.teacher_contexts(PROBLEMS, "failure", ROLLOUTS)
+    found = ablations.teacher_contexts(PROBLEMS, "failure", ROLLOUTS)
     assert found == {"a": [ROLLOUTS[1]["context"]], "b": [[user("b")]]}
 
 
@@ -97,17 +101,17 @@ def test_failures_stand_in_the_order_of_the_steps_whatever_finished_first():
     rollouts = [*ROLLOUTS, rollout("a", 6, 0, "blind", restart=True), rollout("a", 7, 0, "you were wrong again")]
     contexts = [r["context"] for r in (rollouts[1], *rollouts[-2:])]
     for order in (rollouts, rollouts[::-1]):
-        assert distill.teacher_contexts(PROBLEMS, "failure", order)["a"] == contexts
+        assert ablations.teacher_contexts(PROBLEMS, "failure", order)["a"] == contexts
 
 
 def test_random_traces():
     """Only the feedback turn changes, to one that differs: the problem's own where there is one; a restart stays."""
-    found = distill.teacher_contexts(PROBLEMS, "random", ROLLOUTS)
+    found = ablations.teacher_contexts(PROBLEMS, "random", ROLLOUTS)
     assert found["a"] == [ROLLOUTS[0]["context"], dialogue("a", "answer 3", "you were right"),
                           dialogue("a", "answer 4", "you were wrong")]
     (b,) = found["b"]
     assert b[:2] == ROLLOUTS[5]["context"][:2] and b[2]["content"] in ("you were right", "you were wrong")
-    assert distill.teacher_contexts(PROBLEMS, "random", ROLLOUTS[::-1]) == found  # whatever finished first
+    assert ablations.teacher_contexts(PROBLEMS, "random", ROLLOUTS[::-1]) == found  # whatever finished first
 
 
 @pytest.mark.parametrize("rollouts,sentence", [
@@ -115,15 +119,15 @@ def test_random_traces():
     ([{"problem": "a", "step": 3, "reward": 1, "restart": False, "context": [user("a")]}], "replaces the feedback")])
 def test_random_traces_that_cannot_be(rollouts, sentence):
     problems = {r["problem"]: [cplus_line(r)] for r in rollouts}
-    with pytest.raises(data.BadInput, match=sentence):
-        distill.teacher_contexts(problems, "random", rollouts)
+    with pytest.raises(BadInput, match=sentence):
+        ablations.teacher_contexts(problems, "random", rollouts)
 
 
 @pytest.mark.parametrize("traces", ["failure", "random"])
 def test_traces_of_other_rollouts_are_refused(traces):
     """Where a step of C+ is not in the file, nobody knows whether it was a restart."""
-    with pytest.raises(data.BadInput, match="no step 3 of problem a, which cplus.jsonl holds: put back"):
-        distill.teacher_contexts(PROBLEMS, traces, [r for r in ROLLOUTS if (r["problem"], r["step"]) != ("a", 3)])
+    with pytest.raises(BadInput, match="no step 3 of problem a, which cplus.jsonl holds: put back"):
+        ablations.teacher_contexts(PROBLEMS, traces, [r for r in ROLLOUTS if (r["problem"], r["step"]) != ("a", 3)])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -224,6 +228,7 @@ def test_metrics(toy):
 # ---------------------------------------------------------------------------------------------------------------------
 # Memory
 
+memory_budget = functools.partial(gpu_memory.memory_budget, lora_rank=LORA_RANK)
 
 def saved_bytes(policy, tokens):
     """Bytes that a forward pass over one row keeps for its backward pass, the frozen weights apart."""
@@ -245,7 +250,7 @@ def test_activations_are_those_of_the_budget(tmp_path, architecture, every):
     policy = toy_policy(make_model(tmp_path / architecture, architecture=architecture), every, "bfloat16")
     measured = (saved_bytes(policy, 512) - saved_bytes(policy, 256)) / 256
     config = policy.model.config
-    a, b = (training.memory_budget(config, 0, tokens, every)["activations"] for tokens in (256, 512))
+    a, b = (memory_budget(config, 0, tokens, every)["activations"] for tokens in (256, 512))
     assert (b - a) / 256 == pytest.approx(measured, abs=8 * config.hidden_size)  # the last norm and the embedding
 
 
@@ -260,14 +265,14 @@ def test_budget_of_the_papers_models():
     olmo = Olmo3Config(vocab_size=100278, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
                        num_attention_heads=32, num_key_value_heads=32, tie_word_embeddings=False)
     for config, weights, per_token in ((qwen, 8.19e9, 222e3 * 36), (olmo, 7.30e9, 237e3 * 32)):
-        parts = training.memory_budget(config, 16384, 8192, 0)
+        parts = memory_budget(config, 16384, 8192, 0)
         assert parts["weights"] == pytest.approx(2 * weights, rel=0.01)
-        whole, half = (training.memory_budget(config, 0, tokens, 0)["activations"] for tokens in (2, 1))
+        whole, half = (memory_budget(config, 0, tokens, 0)["activations"] for tokens in (2, 1))
         assert whole - half == pytest.approx(per_token, rel=0.01)
-    assert training.memory_budget(qwen, 0, 1, 1)["activations"] == 36 * 4096 * 2
-    assert training.memory_budget(qwen, 0, 1, 2)["activations"] * 2 == pytest.approx(36 * (222e3 + 8192), rel=0.01)
-    assert training.memory_budget(qwen, 0, 0, 1)["adapter"] == 18 * 174_587_904
-    two = training.memory_budget(qwen, 0, 0, 1, world=2)
+    assert memory_budget(qwen, 0, 1, 1)["activations"] == 36 * 4096 * 2
+    assert memory_budget(qwen, 0, 1, 2)["activations"] * 2 == pytest.approx(36 * (222e3 + 8192), rel=0.01)
+    assert memory_budget(qwen, 0, 0, 1)["adapter"] == 18 * 174_587_904
+    two = memory_budget(qwen, 0, 0, 1, world=2)
     assert two["weights"] == pytest.approx(8.19e9 + 151936 * 4096, rel=1e-3) and two["adapter"] == 9 * 174_587_904
 
 
@@ -279,16 +284,16 @@ def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, ev
     """Qwen3-8B on one H200: what the flags of the README leave room for."""
     import argparse
     from transformers import Qwen3Config
-    Qwen3Config(**QWEN3_8B).save_pretrained(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: argparse.Namespace(total_memory=139.8 * 2**30))
-    args = argparse.Namespace(micro_tokens=16384, grad_checkpoint_every=every)
-    settings = engine.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, gpu_memory, None, 1, 1)
+    args, config = UpdateArgs(1e-5, math.inf, "reverse_kl", 16384, every), Qwen3Config(**QWEN3_8B)
+    ours = {"lora_rank": LORA_RANK, "world": 1}
+    settings = engines.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, gpu_memory, None, 1, 1)
     if taken is not None:
-        assert training.recomputed_layers(args, settings, [200, 500]) == taken
+        assert gpu_memory.recomputed_layers(config, settings, args, [200, 500], **ours) == taken
         return
-    with pytest.raises(data.BadInput, match=r"needs 1\d\d\.\d GiB and the GPU has 139\.8 .*--grad-checkpoint-every 1"):
-        training.recomputed_layers(args, settings, [200, 500])
+    with pytest.raises(BadInput, match=r"needs 1\d\d\.\d GiB and the GPU has 139\.8 .*--grad-checkpoint-every 1"):
+        gpu_memory.recomputed_layers(config, settings, args, [200, 500], **ours)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -319,7 +324,7 @@ def scripted(monkeypatch):
         assert adapters
         students.append(ScriptedStudent())
         return students[-1]
-    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engines, "start", start)
     return students
 
 
@@ -327,13 +332,13 @@ def scripted(monkeypatch):
 def undisturbed(cplus, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "start", scripted_student.start)
+        patch.setattr(engines, "start", scripted_student.start)
         distill.main(flags(cplus, out))
     return out
 
 
 def untimed(path):
-    return [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in data.read_jsonl(str(path))]
+    return [{k: v for k, v in r.items() if not k.endswith("seconds")} for r in read_jsonl(str(path))]
 
 
 def assert_same_run(out, whole):
@@ -347,7 +352,7 @@ def assert_same_run(out, whole):
 
 def test_a_run(undisturbed, toy_model):
     """Files, their order and their numbers."""
-    steps, samples = (data.read_jsonl(str(undisturbed / name)) for name in ("distill.jsonl", "samples.jsonl"))
+    steps, samples = (read_jsonl(str(undisturbed / name)) for name in ("distill.jsonl", "samples.jsonl"))
     drawn = [("ab"[i], k) for step in range(1, 6) for i, k in distill.batch_indices(step, 3, 2, 1)]
     assert [s["step"] for s in steps] == [1, 2, 3, 4, 5]
     assert [(s["problem"], s["occurrence"]) for s in samples] == drawn
@@ -357,7 +362,7 @@ def test_a_run(undisturbed, toy_model):
         student = ScriptedStudent()
         assert s["context_step"] == context["step"] and s["context_tokens"] == len(student.encode(context["context"]))
         assert s["prompt_tokens"] == len(student.encode([user(s["problem"])])) and s["bench"] == "toy"
-        assert s["seed"] == engine.request_seed(1, s["problem"], s["step"], f"student {s['occurrence']}")
+        assert s["seed"] == request_seed(1, s["problem"], s["step"], f"student {s['occurrence']}")
         assert s["truncated"] == (s["finish_reason"] == "length" or s["completion_tokens"] >= 20)
     assert len({s["seed"] for s in samples}) == 15
     for step in steps:
@@ -368,7 +373,7 @@ def test_a_run(undisturbed, toy_model):
     kept = json.loads((undisturbed / "distill.json").read_text())
     assert kept["settings"]["steps"] == 5 and kept["settings"]["tau"] == "inf" and kept["result"]["steps"] == 5
     assert kept["settings"]["model"] == toy_model and kept["settings"]["temperature"] == 0.7  # as it explored
-    engine.check_adapter(str(undisturbed / "adapter"), toy_model)
+    check_adapter(str(undisturbed / "adapter"), toy_model)
 
 
 def test_the_first_update_is_that_of_adam(cplus, tmp_path, scripted, toy_model):
@@ -393,12 +398,12 @@ def fail(where, step, monkeypatch):
     """The run is killed at `where` of update step `step` (from the first of the run)."""
     module, name, after = {
         "sampled": (distill, "update", False), "updated": (distill, "update", True),
-        "journalled": (training, "save", False), "written": (training, "publish", False),
-        "saved": (training, "save", True)}[where]
+        "journalled": (policies, "save", False), "written": (policies, "publish", False),
+        "saved": (policies, "save", True)}[where]
     real, state = getattr(module, name), {}
 
     def failing(*args, **kwargs):
-        now = args[-1] if module is training else state.setdefault("step", training.newest_step(state["folder"]) + 1)
+        now = args[-1] if module is policies else state.setdefault("step", policies.newest_step(state["folder"]) + 1)
         if not after and now == step:
             raise Killed
         result = real(*args, **kwargs)
@@ -441,7 +446,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(cplus, tmp_
     distill.main(flags(cplus, out, 3))
     file = out / "adapter" / "step_3" / name
     os.truncate(file, 1000) if name == "resume.pt" else os.remove(file)
-    with pytest.raises(data.BadInput, match="the checkpoint .*step_3 is damaged .*: put it back, or delete that folder"):
+    with pytest.raises(BadInput, match="the checkpoint .*step_3 is damaged .*: put it back, or delete that folder"):
         distill.main(flags(cplus, out))
     shutil.rmtree(file.parent)
     distill.main(flags(cplus, out))
@@ -450,15 +455,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(cplus, tmp_
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on(cplus, tmp_path, scripted, undisturbed, monkeypatch):
     out = tmp_path / "out"
-    real = runs.write_bytes
+    real = journal.write_bytes
 
     def full(path, content):
         if "step_" not in path and path.endswith("resume.pt") and os.path.isdir(out / "adapter" / "step_2"):
             real(path, bytes(content)[:10])
             raise OSError(28, "No space left on device")
         real(path, content)
-    with monkeypatch.context() as patch, pytest.raises(data.BadInput, match="No space left.*goes on after step 2"):
-        patch.setattr(runs, "write_bytes", full)
+    with monkeypatch.context() as patch, pytest.raises(BadInput, match="No space left.*goes on after step 2"):
+        patch.setattr(journal, "write_bytes", full)
         distill.main(flags(cplus, out))
     distill.main(flags(cplus, out))
     assert_same_run(out, undisturbed)
@@ -468,15 +473,15 @@ def test_a_gradient_that_is_not_finite_is_never_kept(cplus, tmp_path, scripted):
     """The first step makes weights of 1e30; the second ends the run before it replaces what is there."""
     out = tmp_path / "out"
     for _ in range(2):
-        with pytest.raises(data.BadInput, match="the gradient of step 2 is not finite, so it is not kept"):
+        with pytest.raises(BadInput, match="the gradient of step 2 is not finite, so it is not kept"):
             distill.main(flags(cplus, out, 5, "--lr", "1e30"))
-        assert training.newest_step(out / "adapter") == 1
-        assert [s["step"] for s in data.read_jsonl(str(out / "distill.jsonl"))] == [1]
+        assert policies.newest_step(out / "adapter") == 1
+        assert [s["step"] for s in read_jsonl(str(out / "distill.jsonl"))] == [1]
 
 
 def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scripted, monkeypatch):
     """A machine that goes down may lose what was never synchronized: not a line of a step that it keeps."""
-    out, synced, fsync, save = tmp_path / "out", {}, os.fsync, training.save
+    out, synced, fsync, save = tmp_path / "out", {}, os.fsync, policies.save
 
     def noted(fd):
         synced[os.fstat(fd).st_ino] = os.fstat(fd).st_size
@@ -487,9 +492,9 @@ def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scri
             assert synced[os.stat(out / name).st_ino] == os.path.getsize(out / name) > 0
         save(*args)
     monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(training, "save", checked)
+    monkeypatch.setattr(policies, "save", checked)
     distill.main(flags(cplus, out, 2))
-    assert training.newest_step(out / "adapter") == 2
+    assert policies.newest_step(out / "adapter") == 2
 
 
 def test_saving_does_not_ask_the_hub(toy_model, tmp_path, monkeypatch):
@@ -498,7 +503,7 @@ def test_saving_does_not_ask_the_hub(toy_model, tmp_path, monkeypatch):
     policy, asked = toy_policy(toy_model), []
     policy.model.peft_config["default"].base_model_name_or_path = "Qwen/Qwen3-8B"
     monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *args: asked.append(args))
-    training.save(policy, training.adam(policy, 1e-5), str(tmp_path), 1)
+    policies.save(policy, adam(policy, 1e-5), str(tmp_path), 1)
     assert len(load_file(tmp_path / "adapter_model.safetensors")) == 28 and not asked
 
 
@@ -525,7 +530,7 @@ def test_an_interrupt_keeps_the_steps(cplus, tmp_path, scripted, undisturbed, mo
     (["--max-tokens", "9"], "max_tokens = 20")])
 def test_changed_settings_are_refused(cplus, undisturbed, scripted, more, sentence):
     before = (undisturbed / "samples.jsonl").read_bytes()
-    with pytest.raises(data.BadInput, match=sentence):
+    with pytest.raises(BadInput, match=sentence):
         distill.main(flags(cplus, undisturbed, 5, *more))
     assert (undisturbed / "samples.jsonl").read_bytes() == before and not scripted
 
@@ -535,8 +540,8 @@ def test_other_contexts_are_refused(cplus, tmp_path, undisturbed, scripted):
     shutil.copytree(undisturbed, tmp_path / "out")
     kept = json.loads((tmp_path / "out" / "distill.json").read_text())
     kept["settings"]["contexts"] = "0" * 16
-    runs.write_json(str(tmp_path / "out" / "distill.json"), kept)
-    with pytest.raises(data.BadInput, match="contexts = 0000000000000000, not"):
+    journal.write_json(str(tmp_path / "out" / "distill.json"), kept)
+    with pytest.raises(BadInput, match="contexts = 0000000000000000, not"):
         distill.main(flags(cplus, tmp_path / "out"))
 
 
@@ -550,7 +555,7 @@ def test_bad_input(cplus, tmp_path, scripted, more, sentence):
     for copy in ("alone.jsonl", "foreign/cplus.jsonl", "foreign/rollouts.jsonl"):  # no rollouts; those of no run
         shutil.copy(cplus, tmp_path / copy)
     more = [word.format(alone=tmp_path / "alone.jsonl", foreign=tmp_path / "foreign/cplus.jsonl") for word in more]
-    with pytest.raises(data.BadInput, match=sentence):
+    with pytest.raises(BadInput, match=sentence):
         distill.main(flags(cplus, tmp_path / "out", 1, *more))
 
 
@@ -572,33 +577,33 @@ def test_bad_contexts(cplus, tmp_path, line, sentence):
     lines = []
     if line:
         fifth = {k: v for k, v in cplus_line(ROLLOUTS[0], **line).items() if v is not None}
-        lines = data.read_jsonl(cplus) + [fifth]
+        lines = read_jsonl(cplus) + [fifth]
     (tmp_path / "cplus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
-    with pytest.raises(data.BadInput, match=sentence):
+    with pytest.raises(BadInput, match=sentence):
         distill.read_cplus(tmp_path / "cplus.jsonl")
 
 
 def test_checkpoints_without_their_run_are_refused(cplus, tmp_path, undisturbed, scripted):
     shutil.copytree(undisturbed, tmp_path / "out")
     (tmp_path / "out" / "distill.json").unlink()
-    with pytest.raises(data.BadInput, match="without its distill.json"):
+    with pytest.raises(BadInput, match="without its distill.json"):
         distill.main(flags(cplus, tmp_path / "out"))
 
 
 def test_a_prompt_that_does_not_fit_names_its_problem(cplus, tmp_path):
-    with pytest.raises(data.BadInput, match="problem [ab] cannot be sampled: its context of 20 tokens"):
+    with pytest.raises(BadInput, match="problem [ab] cannot be sampled: its context of 20 tokens"):
         distill.main(flags(cplus, tmp_path / "out", 1, "--max-model-len", "20"))
 
 
 def test_a_folder_in_use(cplus, tmp_path, scripted):
-    with runs.hold(str(tmp_path / "out")), pytest.raises(data.BadInput, match="another run holds the folder"):
+    with journal.hold(str(tmp_path / "out")), pytest.raises(BadInput, match="another run holds the folder"):
         distill.main(flags(cplus, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("traces", ["failure", "random"])
 def test_the_other_traces_run(cplus, tmp_path, scripted, traces):
     distill.main(flags(cplus, tmp_path / "out", 2, "--traces", traces))
-    samples = data.read_jsonl(str(tmp_path / "out" / "samples.jsonl"))
+    samples = read_jsonl(str(tmp_path / "out" / "samples.jsonl"))
     assert all((s["context_step"] is None) == (traces == "failure") for s in samples)
 
 
@@ -606,7 +611,7 @@ def test_the_whole_with_its_own_engine_and_merged(cplus, tmp_path, toy_model):
     """No script: the student samples from the adapter of the step before. The merged model is the adapted one."""
     out = tmp_path / "out"
     distill.main(flags(cplus, out, 2, "--merge", "--max-tokens", "12"))
-    for step in data.read_jsonl(str(out / "distill.jsonl")):
+    for step in read_jsonl(str(out / "distill.jsonl")):
         assert step["mean_w"] == pytest.approx(1, abs=1e-3)  # policy = mu: the engine had the right adapter
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -622,9 +627,9 @@ def test_a_full_disk_while_merging_is_one_sentence(cplus, tmp_path, scripted, mo
     out, limits = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
     distill.main(flags(cplus, out, 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    monkeypatch.setattr(training, "publish", lambda folder, step: None)  # it would be the first to meet the limit
+    monkeypatch.setattr(policies, "publish", lambda folder, step: None)  # it would be the first to meet the limit
     try:
-        with pytest.raises(data.BadInput, match="merged cannot be written .* the same command merges again"):
+        with pytest.raises(BadInput, match="merged cannot be written .* the same command merges again"):
             distill.main(flags(cplus, out, 1, "--merge"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -646,20 +651,20 @@ def torchrun(ranks, *argv):
 def test_each_rank_sees_one_gpu(monkeypatch):
     """Before CUDA starts: the rank's own of the GPUs that the job may use; more ranks than GPUs are refused."""
     begun, at_exit = [], []
-    monkeypatch.setattr(training.atexit, "register", at_exit.append)
+    monkeypatch.setattr(ranks.atexit, "register", at_exit.append)
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4",
                         "CUDA_VISIBLE_DEVICES": "3,5,6,7"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(training.dist, "init_process_group", begun.append)
+    monkeypatch.setattr(ranks.dist, "init_process_group", begun.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(data.BadInput, match="4 ranks on a node with 2 GPUs"):
-        training.join_ranks()
+    with pytest.raises(BadInput, match="4 ranks on a node with 2 GPUs"):
+        ranks.join_ranks()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    training.join_ranks()
+    ranks.join_ranks()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6" and os.environ["LOCAL_RANK"] == "0"
     assert begun == ["cpu:gloo,cuda:nccl"]
     # A rank that ends without leaving its group was aborted by gloo's threads in 13 of 30 trials, after a good run too.
-    assert at_exit == [training.leave_ranks]
+    assert at_exit == [ranks.leave_ranks]
 
 
 def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
@@ -672,24 +677,24 @@ def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
         folder = make_model(tmp_path / architecture, architecture=architecture)
         expected[architecture], metrics = gradients(toy_policy(folder), toy_items(), 10**9)
     out = tmp_path / "out"
-    for ranks, steps, shares in ((2, 2, "01234,5"), (3, 4, ",025,134")):
-        result = torchrun(ranks, "tests/scripted_student.py", "gradients", tmp_path, shares, *flags(cplus, out, steps))
+    for number, steps, shares in ((2, 2, "01234,5"), (3, 4, ",025,134")):
+        result = torchrun(number, "tests/scripted_student.py", "gradients", tmp_path, shares, *flags(cplus, out, steps))
         assert result.returncode == 0, result.stderr[-3000:]
         for architecture in expected:
             for every in (0, 2):
-                found, numbers = torch.load(tmp_path / f"{architecture}_{every}_{ranks}.pt")
+                found, numbers = torch.load(tmp_path / f"{architecture}_{every}_{number}.pt")
                 assert_same(found, expected[architecture])
         assert numbers["response_tokens"] == 34 and numbers["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
         assert numbers["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
     distill.main(flags(cplus, out, 5))
     assert_same(*(load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (out, undisturbed)))
     assert untimed(out / "samples.jsonl") == untimed(undisturbed / "samples.jsonl")
-    assert [s["step"] for s in data.read_jsonl(str(out / "distill.jsonl"))] == [1, 2, 3, 4, 5]
+    assert [s["step"] for s in read_jsonl(str(out / "distill.jsonl"))] == [1, 2, 3, 4, 5]
 
 
 def test_bad_input_under_torchrun(cplus, tmp_path):
     """What rank 0 alone meets ends both ranks with one sentence and exit status 2; torchrun's own report follows."""
-    with runs.hold(str(tmp_path / "out")):
+    with journal.hold(str(tmp_path / "out")):
         result = torchrun(2, "distill.py", *flags(cplus, tmp_path / "out"))
     assert result.returncode != 0 and result.stderr.count("another run holds the folder") == 1
     assert "exitcode  : 2" in result.stderr and 'distill.py", line' not in result.stderr

@@ -9,24 +9,25 @@ import shutil
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import engine
-import hf_engine
+import engines
+from common.errors import BadInput, ContextTooLong
 from conftest import make_model
-from data import BadInput
+from engines import hf
+from engines.base import check_adapter, load, request_seed, stop_token_ids
 
 
 def hf_settings(model, **changes):
     base = dict(model=model, family="qwen3", engine="hf", dtype="float32", temperature=1.0, top_p=1.0, max_tokens=24,
                 gpu_memory=0.9, max_model_len=None, tensor_parallel=1, data_parallel=1)
-    return engine.Settings(**{**base, **changes})
+    return engines.Settings(**{**base, **changes})
 
 
 def sample_all(settings, requests, adapters=True, slots=None):
     """Answer requests (dicts of `sample`'s arguments) on one engine, all at once."""
     async def run():
-        e = await engine.start(settings, adapters)
+        e = await engines.start(settings, adapters)
         if slots:
             e.slots = slots
         try:
@@ -105,9 +106,9 @@ def test_draw_follows_the_distribution():
     """Frequencies of 20,000 draws from a known distribution, within five standard deviations."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
     n = 20_000
-    rows = [hf_engine.Row([], 1, 1.0, 1.0, None, torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(i)),
+    rows = [hf.Row([], 1, 1.0, 1.0, None, torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(i)),
                        None, [], []) for i in range(n)]
-    tokens, logprobs = hf_engine.draw(p.log().expand(n, -1), rows)
+    tokens, logprobs = hf.draw(p.log().expand(n, -1), rows)
     counts = collections.Counter(tokens)
     for token, probability in enumerate(p.tolist()):
         assert abs(counts[token] - n * probability) <= 5 * math.sqrt(n * probability * (1 - probability))
@@ -117,17 +118,17 @@ def test_draw_follows_the_distribution():
 def test_draw_at_the_ends():
     """The largest uniform never falls off the end, temperature 0 is the arg max, top-p always keeps the best token."""
     def row(u, **changes):
-        return hf_engine.Row([], 1, changes.get("temperature", 1.0), changes.get("top_p", 1.0), None,
+        return hf.Row([], 1, changes.get("temperature", 1.0), changes.get("top_p", 1.0), None,
                           torch.tensor([u], dtype=torch.float64), None, [], [])
     logits = torch.tensor([[0.0, 3.0, 1.0]]).expand(4, -1)
     rows = [row(1 - 2**-53), row(0.0), row(0.999, temperature=0), row(0.999, top_p=0.01)]
-    assert hf_engine.draw(logits, rows)[0] == [2, 0, 1, 1]
-    assert hf_engine.draw(logits, rows)[1][3] == 0.0
+    assert hf.draw(logits, rows)[0] == [2, 0, 1, 1]
+    assert hf.draw(logits, rows)[1][3] == 0.0
 
 
 def test_finish_reasons(toy_model):
     samples = sample_all(hf_settings(toy_model), requests(40, max_tokens=60))
-    stop = engine.stop_token_ids(toy_model, engine.load(engine.AutoTokenizer, toy_model))
+    stop = stop_token_ids(toy_model, load(AutoTokenizer, toy_model))
     for s in samples:
         assert (s.finish_reason == "stop") == (s.token_ids[-1] in stop)
         assert len(s.token_ids) == 60 or s.finish_reason == "stop"
@@ -141,13 +142,13 @@ def test_window(toy_model):
     short, full = dict(requests(1)[0], prompt_token_ids=[1] * 30), dict(requests(1)[0], prompt_token_ids=[1] * 40)
 
     async def run():
-        e = await engine.start(settings)
+        e = await engines.start(settings)
         results = await asyncio.gather(e.sample(**short), e.sample(**full), return_exceptions=True)
         e.close()
         return results
     first, second = asyncio.run(run())
     assert len(first.token_ids) <= 10
-    assert isinstance(second, engine.ContextTooLong)
+    assert isinstance(second, ContextTooLong)
 
 
 def test_priority(toy_model):
@@ -155,7 +156,7 @@ def test_priority(toy_model):
     order = []
 
     async def run():
-        e = await engine.start(hf_settings(toy_model))
+        e = await engines.start(hf_settings(toy_model))
         e.slots = 1
 
         async def one(i):
@@ -169,9 +170,9 @@ def test_priority(toy_model):
 
 def test_seeds_are_fixed():
     """Seeds are part of a run's identity: these values never change."""
-    a = engine.request_seed(1, "p", 1, "answer")
-    assert a == engine.request_seed(1, "p", 1, "answer") != engine.request_seed(1, "p", 1, "draft")
-    assert engine.request_seed(3, "p", 1, "answer") - a == 2 * 10**8
+    a = request_seed(1, "p", 1, "answer")
+    assert a == request_seed(1, "p", 1, "answer") != request_seed(1, "p", 1, "draft")
+    assert request_seed(3, "p", 1, "answer") - a == 2 * 10**8
     assert a == 71965318489874551
 
 
@@ -192,16 +193,16 @@ def test_adapter_of_a_model_that_moved(toy_model, toy_adapters, tmp_path):
         return str(folder)
     assert os.path.basename(toy_model) == "model"
     for base in ("gone/model", toy_model, os.path.join(toy_model, "..", "model")):
-        engine.check_adapter(adapter(base), toy_model)
+        check_adapter(adapter(base), toy_model)
     (tmp_path / "model").mkdir()
     for base in ("gone/another", str(tmp_path / "model"), None):
         with pytest.raises(BadInput, match="was trained on"):
-            engine.check_adapter(adapter(base), toy_model)
+            check_adapter(adapter(base), toy_model)
 
 
 @pytest.mark.parametrize("place", ["HFEngine._prefill", "HFEngine._decode", "draw"])
 def test_an_error_in_the_engine_reaches_whoever_waits(toy_model, monkeypatch, place):
-    monkeypatch.setattr(f"hf_engine.{place}", lambda *_: 1 / 0)
+    monkeypatch.setattr(f"hf.{place}", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sample_all(hf_settings(toy_model), requests(3))
 
@@ -216,5 +217,5 @@ def test_grouped_attention_is_attention():
         mask[..., 0] = True
         scores = query @ key.repeat_interleave(2, 1).transpose(2, 3) * 0.3
         expected = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)
-        found, _ = hf_engine.grouped_attention(None, query, key, value, mask, scaling=0.3)
+        found, _ = hf.grouped_attention(None, query, key, value, mask, scaling=0.3)
         torch.testing.assert_close(found, expected.transpose(1, 2))

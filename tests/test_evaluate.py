@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import curves
 import distill
-import engine
+import engines
 import evaluate
-import paper
 import report
+from ablations import teacher_contexts
+from common.errors import BadInput, ContextTooLong
 from conftest import make_model
-from data import BadInput
+from engines.base import Sample, request_seed
+from report import curves, paper
 
 
 def record(problem, step, mark, method="leaf", previous="x", **changes):
@@ -67,7 +68,7 @@ def rows(table):
 
 def test_result_table_of_one_run(tmp_path):
     group = curves.read_group([write_run(tmp_path, {"a": "x x R", "b": "y y y"})])
-    row, = rows(report.result_table([group]))
+    row, = rows(report.tables.result_table([group]))
     assert row["method"] == "LEAF" and row["steps"] == "3"
     assert row["mean accuracy (%)"] == pytest.approx(100 / 6) and row["pass@k (%)"] == 50
     assert row["tokens processed (M)"] == pytest.approx((6 * 14 + 2 * 8) / 1e6)      # six answers, two drafts
@@ -77,7 +78,7 @@ def test_result_table_of_one_run(tmp_path):
 
 def test_curve_table_goes_step_by_step(tmp_path):
     group = curves.read_group([write_run(tmp_path, {"a": "x R", "b": "y y"})])
-    table = rows(report.curve_table(group))
+    table = rows(report.tables.curve_table(group))
     assert [row["pass@k (%)"] for row in table] == [0, 50]
     assert [[row[f"{kind} tokens"] for kind in ("prompt", "completion", "draft", "judge")] for row in table] == [
         [30, 8, 6, 0], [50, 16, 6, 0]]
@@ -87,15 +88,15 @@ def test_curve_table_goes_step_by_step(tmp_path):
 def test_seeds_give_mean_and_deviation(tmp_path):
     paths = [write_run(tmp_path / "2", {"a": "R R", "b": "R R"}, seed=2),
              write_run(tmp_path / "1", {"a": "x x", "b": "R x"}, seed=1)]
-    row, = rows(report.result_table([curves.read_group(paths)]))
+    row, = rows(report.tables.result_table([curves.read_group(paths)]))
     assert row["pass@k (%)"] == pytest.approx((75, 50 ** 0.5 * 5))
-    assert "75.00 ± 35.36" in report.result_table([curves.read_group(paths)]).markdown()
+    assert "75.00 ± 35.36" in report.tables.result_table([curves.read_group(paths)]).markdown()
 
 
 def test_seeds_with_a_model_each_belong_together(tmp_path):
     """As tiny.py makes them: OUT/model of each seed."""
     paths = [write_run(tmp_path / str(s), {"a": "R"}, seed=s, model=f"out/tiny{s}/model") for s in (1, 2)]
-    row, = rows(report.result_table([curves.read_group(paths)]))
+    row, = rows(report.tables.result_table([curves.read_group(paths)]))
     assert row["model"] == "model" and row["pass@k (%)"] == (100, 0)
 
 
@@ -113,7 +114,7 @@ def test_overall_averages_rates_and_adds_costs(tmp_path):
     first = write_run(tmp_path / "math", {"a": "x R R"})
     second = write_run(tmp_path / "own", {"b": "x x"})
     Path(second).write_text(Path(second).read_text().replace("math500", "own"))
-    table = rows(report.result_table([curves.read_group([first, second])]))
+    table = rows(report.tables.result_table([curves.read_group([first, second])]))
     assert [row["steps"] for row in table] == ["2", "2", "2"]
     assert [row["pass@k (%)"] for row in table] == [100, 0, 50]
     hours = [0.1 + 2 / 3, 1.1]
@@ -130,8 +131,8 @@ def test_what_comes_after_the_cut_counts_in_no_table(tmp_path):
     """Of four steps two are within the cap; another run lacks step 3 of one problem."""
     capped = curves.read_group([write_run(tmp_path / "1", {"a": "x x x x"}, method="random", gpu_hours=0.7)])
     torn = curves.read_group([write_run(tmp_path / "2", {"a": "x x x x", "b": "y z . ."}, method="random")])
-    assert [row[2:] for row in report.repeat_table(capped).rows] == [[2, 50]]
-    assert [row[2:] for row in report.repeat_table(torn).rows] == [[4, 25]]
+    assert [row[2:] for row in report.tables.repeat_table(capped).rows] == [[2, 50]]
+    assert [row[2:] for row in report.tables.repeat_table(torn).rows] == [[4, 25]]
 
 
 def test_a_run_that_stopped_at_step_16_says_so(tmp_path, capsys):
@@ -163,9 +164,9 @@ def test_interleaved_updates_are_part_of_the_cost(tmp_path):
     assert run.curves["petaflops"] == pytest.approx([2e-6 * 44, *(2e-6 * x + 6e-6 * 30 for x in (152, 180, 208))])
     # start-up 0.1 h; 0.9 h of sampling in four equal parts; the update 0.1 h
     assert run.curves["hours"] == pytest.approx([0.1 + 0.225, 0.2 + 0.45, 0.2 + 0.675, 1.1])
-    table = rows(report.curve_table(curves.read_group([path])))
+    table = rows(report.tables.curve_table(curves.read_group([path])))
     assert [row["update tokens"] for row in table] == [0, 80, 80, 80]
-    cost = rows(report.update_table(run, [], 1))[0]      # of a later update, from the C+ of this run
+    cost = rows(report.tables.update_table(run, [], 1))[0]      # of a later update, from the C+ of this run
     assert (cost["stage"], cost["forward tokens"], cost["trained tokens"]) == ("exploration", 208, 30)
 
 
@@ -176,7 +177,7 @@ def test_a_run_that_goes_on_counts_its_time_so_far(tmp_path):
 
 
 def test_without_explore_json_there_is_no_compute_and_no_time(tmp_path):
-    row, = rows(report.result_table([curves.read_group([write_run(tmp_path, {"a": "x R"}, explored=False)])]))
+    row, = rows(report.tables.result_table([curves.read_group([write_run(tmp_path, {"a": "x R"}, explored=False)])]))
     assert row["PFLOPs"] is None and row["GPU hours"] is None and row["pass@k (%)"] == 100
 
 
@@ -195,7 +196,7 @@ def test_updates_that_the_paper_does_not_make_are_another_method(bench, changes,
 def test_comparison_with_random_sampling(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R"})])
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "x y R z", "b": "y y y y"}, method="random")])
-    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[1:5])
+    repeats, speed, length, pooled = (rows(table) for table, _ in report.tables.all_tables([leaf, independent])[1:5])
     cell = {"model": paper.QWEN, "bench": "math500"}
     assert repeats == [cell | {"wrong answers": 7, "repeats (%)": pytest.approx(300 / 7)}]
     # LEAF's pass rates 0, 1/2, 1, 1 reach random sampling's last 1/2 at call 2; 4 / 2
@@ -211,26 +212,26 @@ def test_comparison_with_random_sampling(tmp_path):
 def test_where_no_answer_is_wrong_nothing_repeats(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "R R"})])
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "R R"}, method="random")])
-    repeats, speed, length, pooled = (rows(table) for table, _ in report.all_tables([leaf, independent])[1:5])
+    repeats, speed, length, pooled = (rows(table) for table, _ in report.tables.all_tables([leaf, independent])[1:5])
     cell = {"model": paper.QWEN, "bench": "math500"}
     assert repeats == [cell | {"wrong answers": 0, "repeats (%)": None}]
     assert pooled == [cell | {"steps after a wrong answer": 0, "repeats (%)": None, "base (%)": None, "ratio": None}]
     assert speed[0]["mean"] == 2                           # reached with the first of two calls
-    assert "| 0 | – | – | – |" in report.pooled_table(leaf, independent).markdown()
+    assert "| 0 | – | – | – |" in report.tables.pooled_table(leaf, independent).markdown()
 
 
 def test_a_cost_that_one_of_two_runs_has_not_is_compared_in_neither(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x R"}, model="model")])
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "x R"}, method="random", explored=False)])
     for pair in ([leaf, independent], [independent, leaf]):
-        assert [row["cost"] for row in rows(report.speed_table(*pair))] == ["verifier calls"]
+        assert [row["cost"] for row in rows(report.tables.speed_table(*pair))] == ["verifier calls"]
 
 
 def test_comparison_of_two_memories(tmp_path):
     leaf = curves.read_group([write_run(tmp_path / "leaf", {"a": "x x R R", "b": "y R R R", "c": "z z z z"})])
     blind = curves.read_group([write_run(tmp_path / "blind", {"a": "x x x x", "b": "R R R R", "c": "z R R R"},
                                          memory="no-feedback")])
-    row = report.paired_table(leaf, blind).rows[0]
+    row = report.tables.paired_table(leaf, blind).rows[0]
     assert row[2] == 2                                                               # a and c have transitions in both
     assert row[3:6] == pytest.approx([100 * (0.5 + 1) / 2, 100 * (1 + 0) / 2, 25])   # repeat: 1/2, 1 against 1, 0
     assert row[8:11] == pytest.approx([100 * 0.5 / 2, 100 * 1 / 2, -25])             # fix: 1/2, 0 against 0, 1
@@ -258,7 +259,7 @@ def papers(pairs):
     """The paper's rows of (Table, numbers), by the number of the paper's table in the title."""
     found = {}
     for table, numbers in pairs:
-        shown = report.with_paper(table, numbers)
+        shown = report.tables.with_paper(table, numbers)
         assert {len(row) for row in shown.rows} == {len(table.columns)}
         assert [row for row in shown.rows if "(paper)" not in str(row[0])] == table.rows
         found |= {table.title.rpartition("(")[2].strip(")"): [row for row in shown.rows if row not in table.rows]}
@@ -270,16 +271,16 @@ def test_paper_rows_stand_below_those_of_its_models_and_benches(tmp_path):
                    for m in ("leaf", "no-feedback"))
     independent = curves.read_group([write_run(tmp_path / "random", {"a": "x y x", "b": "y R y"}, method="random")])
     name = ["Qwen3-8B (paper)", "math500"]
-    found = papers(report.all_tables([leaf, independent]))
+    found = papers(report.tables.all_tables([leaf, independent]))
     assert found["Table 7"] == [[*name, 1912, 45.7]]
     assert found["Table 9"] == [[*name, None, 60.9, 16.6, 3.67]]
     assert found["Table 3"] == [[*name, pytest.approx(694 / 883), pytest.approx(96.73 - 97.33)]]
     assert found["Table 14"] == []                       # the paper's is over all of its models and benches
-    assert papers(report.all_tables([leaf, blind]))["Table 8"][0][:6] == [*name, 143, 52.5, 65.0, -12.5]
-    assert papers(report.all_tables([blind, leaf]))["Table 8"] == []     # the paper has it the other way round
-    assert papers(report.all_tables([blind, independent]))["Table 9"] == [[*name, None, 73.4, 17.3, 4.24]]
+    assert papers(report.tables.all_tables([leaf, blind]))["Table 8"][0][:6] == [*name, 143, 52.5, 65.0, -12.5]
+    assert papers(report.tables.all_tables([blind, leaf]))["Table 8"] == []     # the paper has it the other way round
+    assert papers(report.tables.all_tables([blind, independent]))["Table 9"] == [[*name, None, 73.4, 17.3, 4.24]]
     own = curves.read_group([write_run(tmp_path / "own", {"a": "x R"}, model="own")])
-    assert not any(papers(report.all_tables([own])).values())
+    assert not any(papers(report.tables.all_tables([own])).values())
 
 
 def test_speed_up_of_the_paper_is_over_all_its_models_and_benches(tmp_path):
@@ -289,7 +290,7 @@ def test_speed_up_of_the_paper_is_over_all_its_models_and_benches(tmp_path):
         for number, (model, bench) in enumerate(cells):
             names.append(write_run(tmp_path / f"{method}{number}", {"a": "R"}, method=method, model=model))
             Path(names[-1]).write_text(Path(names[-1]).read_text().replace("math500", bench))
-    found = papers(report.all_tables(report.read_groups(files["leaf"], files["random"])))
+    found = papers(report.tables.all_tables(report.tables.read_groups(files["leaf"], files["random"])))
     assert found["Table 14"] == [["verifier calls (paper)", None, None, 4.07]]
     assert found["Table 3"][-1] == ["mean (paper)", "", 1.17, 4.88]
 
@@ -392,15 +393,15 @@ DIALOGUE = """Problem a of math500
 
 def test_dialogue():
     steps = {2: record("a", 2, "P", truncated=True, feedback="Test 3 failed"), 1: record("a", 1, "x")}
-    assert report.dialogue(steps) == DIALOGUE
-    independent = report.dialogue({1: record("a", 1, "R", method="random")})
+    assert report.dialogue.dialogue(steps) == DIALOGUE
+    independent = report.dialogue.dialogue({1: record("a", 1, "R", method="random")})
     assert independent.count("[user]") == 1 and "--> correct" in independent
-    assert "--> wrong (answer [2J7, 4 tokens)" in report.dialogue({1: record("a", 1, "\x1b[2J7")})
+    assert "--> wrong (answer [2J7, 4 tokens)" in report.dialogue.dialogue({1: record("a", 1, "\x1b[2J7")})
 
 
 def test_fold_keeps_code_and_drops_control_characters():
     text = "word " * 30 + "\n```python\n" + "x" * 120 + "\n```\n\x1b[2Jend"
-    folded = report.fold(text).split("\n")
+    folded = report.dialogue.fold(text).split("\n")
     assert max(len(line) for line in folded if "word" in line) <= 104
     assert "    " + "x" * 120 in folded and folded[-1] == "    [2Jend"
 
@@ -430,8 +431,8 @@ class ScriptedEngine:
         said = self.answers[key]
         if isinstance(said, Exception):
             raise said
-        number = next((n for n in range(1, 9) if seed == engine.request_seed(1, key, n, "test")), 1)
-        return engine.Sample([1] * len(said[number - 1]), said[number - 1], [], "stop", len(prompt_token_ids))
+        number = next((n for n in range(1, 9) if seed == request_seed(1, key, n, "test")), 1)
+        return Sample([1] * len(said[number - 1]), said[number - 1], [], "stop", len(prompt_token_ids))
 
     def close(self):
         self.closed = True
@@ -450,7 +451,7 @@ def scripted(monkeypatch):
         async def start(settings, adapters=False):
             scripted_engine.adapters = adapters
             return scripted_engine
-        monkeypatch.setattr(engine, "start", start)
+        monkeypatch.setattr(engines, "start", start)
         return scripted_engine
     return install
 
@@ -486,7 +487,7 @@ def test_an_adapter_answers_and_its_base_model_judges(tmp_path, scripted, toy_mo
 
 
 def test_a_problem_that_the_window_cannot_hold_counts_as_not_solved(tmp_path, scripted, toy_model, capsys):
-    scripted(ScriptedEngine({"p1": engine.ContextTooLong("its context does not fit."), "p2": [RIGHT]}))
+    scripted(ScriptedEngine({"p1": ContextTooLong("its context does not fit."), "p2": [RIGHT]}))
     call("--bench", own_bench(tmp_path, ("p1", "p2")), "--model", toy_model, "--engine", "hf", "--samples", 1,
          "--out", tmp_path / "o.json")
     result = json.loads((tmp_path / "o.json").read_text())["result"]
@@ -541,7 +542,7 @@ def trained(tmp_path, toy_model):
 
 
 def tables(path):
-    return [rows(report.Table(**table)) for table in json.loads(path.read_text())["tables"]]
+    return [rows(report.tables.Table(**table)) for table in json.loads(path.read_text())["tables"]]
 
 
 def test_teacher_accuracy_and_trace_statistics(trained, scripted):
@@ -594,7 +595,8 @@ def test_without_a_second_feedback_text_there_are_no_random_traces(trained):
     rollouts = [json.loads(line) for line in (trained / "rollouts.jsonl").read_text().splitlines()]
     for r in [line for kept in lines.values() for line in kept] + rollouts:
         r["context"][-1]["content"] = "Check it." if r["step"] == 1 else "It was wrong."
-    row, = rows(evaluate.trace_table(["model", "own"], lines, rollouts))
+    row, = rows(report.tables.trace_table(["model", "own"], lines, rollouts,
+                                          lambda traces: teacher_contexts(lines, traces, rollouts)))
     assert (row["random"], row["from other problems"], row["restart"]) == (None, None, 2)
 
 
@@ -639,21 +641,21 @@ def test_paper_rows_of_tests_and_training_problems(trained, scripted, monkeypatc
 def test_self_correction_on_the_problems_of_cplus(trained, tmp_path):
     """p1 8>R R>R, p2 R>8 8>8, p4 R>R R>R; p2's two wrong answers have no box, so they are no repeat."""
     group = curves.read_group([str(trained / "rollouts.jsonl")])
-    row = report.correction_table([group], distill.read_cplus(trained / "cplus.jsonl")).rows[0]
+    row = report.tables.correction_table([group], distill.read_cplus(trained / "cplus.jsonl")).rows[0]
     assert row[3:] == pytest.approx([50, 25, 0, 200 / 3, 600 / 9])
 
 
 def test_random_sampling_corrects_nothing(tmp_path):
     group = curves.read_group([write_run(tmp_path, {"a": "x R"}, method="random")])
-    assert report.correction_table([group], {"a"}).rows == []
+    assert report.tables.correction_table([group], {"a"}).rows == []
 
 
 def test_final_answer_is_what_the_bench_asks_for():
     response = "```python\nshort\n```\nand\n```python\nthe longer one\n```\nFinal answer: 3 m\n\\boxed{7}"
-    found = {bench: report.final_answer({"bench": bench, "response": response})
+    found = {bench: report.tables.final_answer({"bench": bench, "response": response})
              for bench in ("math500", "lcb", "sciknoweval", "own")}
     assert found == {"math500": "7", "lcb": "the longer one", "sciknoweval": " 3 m\n\\boxed{7}", "own": "7"}
-    assert [report.final_answer({"bench": bench, "response": "no idea"}) for bench in found] == [None] * 4
+    assert [report.tables.final_answer({"bench": bench, "response": "no idea"}) for bench in found] == [None] * 4
 
 
 # ---------------------------------------------------------------------------------------------------------------------

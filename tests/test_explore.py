@@ -10,12 +10,16 @@ import time
 
 import pytest
 
-import data
-import engine
+import answers
+import benches
+import engines
 import explore
-import runs
 import verifiers
+from benches.problem import Problem
+from common import journal
+from common.errors import BadInput, ContextTooLong, exit_with_sentence, read_jsonl
 from conftest import make_tokenizer
+from engines.base import Sample, request_seed
 
 MODEL = "toy"  # the scripted engine reads no weights
 
@@ -28,7 +32,7 @@ class ScriptedEngine:
                  logprob=lambda place: 0.0):
         self.tokenizer, self.script, self.max_tokens, self.fail_at, self.turns = make_tokenizer(), script, max_tokens, fail_at, turns
         self.logprob = logprob
-        self.names = {engine.request_seed(seed, p.id, t, kind): (p.id, t, kind)
+        self.names = {request_seed(seed, p.id, t, kind): (p.id, t, kind)
                       for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft", "summary")}
         self.asked = []
 
@@ -47,7 +51,7 @@ class ScriptedEngine:
             raise text
         ids = self.tokenizer(text)["input_ids"][:max_tokens]
         finish = "stop" if len(ids) < max_tokens else "length"
-        return engine.Sample(ids, self.tokenizer.decode(ids), [self.logprob(i) for i in range(len(ids))], finish, len(prompt_token_ids))
+        return Sample(ids, self.tokenizer.decode(ids), [self.logprob(i) for i in range(len(ids))], finish, len(prompt_token_ids))
 
     def close(self):
         pass
@@ -57,7 +61,7 @@ class PlainGraders:
     """Compares the last box with the reference; math-verify has tests of its own and takes a second to start."""
 
     async def grade(self, problem, response, truncated=False):
-        box = verifiers.last_boxed(response)
+        box = answers.last_boxed(response)
         return verifiers.Verdict(int(box == problem.answer), int(box == problem.answer), "", box)
 
     def close(self):
@@ -75,21 +79,21 @@ def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", **engine
     bench = str(tmp_path / "bench.jsonl")
     if not os.path.exists(bench):
         write_bench(tmp_path / "bench.jsonl", n)
-    scripted = ScriptedEngine(script, data.load(bench), calls, **engine_options)
+    scripted = ScriptedEngine(script, benches.load(bench), calls, **engine_options)
 
     async def start(settings, adapters=False):
         return scripted
-    settings = engine.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
-    monkeypatch.setattr(engine, "start", start)
-    monkeypatch.setattr(engine, "settings", lambda args, bench, gpu_memory: settings)
+    settings = engines.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
+    monkeypatch.setattr(engines, "start", start)
+    monkeypatch.setattr(engines, "settings", lambda args, bench, gpu_memory: settings)
     monkeypatch.setattr(verifiers, "Graders", PlainGraders)
     folder = tmp_path / out
     argv = ["--bench", bench, "--calls", str(calls), "--out", str(folder), *map(str, flags)]
     try:
         explore.main(argv)
     finally:
-        records = data.read_jsonl(str(folder / "rollouts.jsonl"), torn_ok=True) if (folder / "rollouts.jsonl").exists() else []
-    return scripted, records, data.read_jsonl(str(folder / "cplus.jsonl"))
+        records = read_jsonl(str(folder / "rollouts.jsonl"), torn_ok=True) if (folder / "rollouts.jsonl").exists() else []
+    return scripted, records, read_jsonl(str(folder / "cplus.jsonl"))
 
 
 def by_step(records, problem):
@@ -171,7 +175,7 @@ def test_tokens_and_seeds(monkeypatch, tmp_path):
     assert all(r["prompt_tokens"] == tokens(r["context"]) for r in records)
     assert steps[2]["draft_tokens"] == steps[2]["draft_prompt_tokens"] == 0
     assert steps[1]["completion_tokens"] == len("It is \\boxed{101}")
-    assert steps[2]["seed"] == engine.request_seed(1, "p0", 2, "answer")
+    assert steps[2]["seed"] == request_seed(1, "p0", 2, "answer")
     assert len({r["seed"] for r in records}) == len(records)
 
 
@@ -238,7 +242,7 @@ def test_a_torn_line_at_every_byte(monkeypatch, tmp_path):
     first = content.index(b"\n") + 1
     for cut in range(first, len(content)):
         path.write_bytes(content[:cut])
-        lines, file = runs.open_journal(str(path))
+        lines, file = journal.open_journal(str(path))
         file.close()
         assert lines == whole[:1] and path.read_bytes() == content[:first]
 
@@ -259,42 +263,42 @@ def test_more_calls_and_problems_extend_a_run(monkeypatch, tmp_path):
 def test_changed_settings_are_refused(monkeypatch, tmp_path, flags, sentence):
     run(monkeypatch, tmp_path, number_script)
     before = (tmp_path / "out" / "rollouts.jsonl").read_bytes()
-    with pytest.raises(data.BadInput, match=sentence):
+    with pytest.raises(BadInput, match=sentence):
         run(monkeypatch, tmp_path, number_script, *flags)
     assert (tmp_path / "out" / "rollouts.jsonl").read_bytes() == before
 
 
 def test_fewer_calls_and_another_problem_are_refused(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, number_script)
-    with pytest.raises(data.BadInput, match="calls = 7, not 6"):
+    with pytest.raises(BadInput, match="calls = 7, not 6"):
         run(monkeypatch, tmp_path, number_script, calls=6)
     text = (tmp_path / "bench.jsonl").read_text()
     (tmp_path / "bench.jsonl").write_text(text.replace("What is 0", "What was 0"))
-    with pytest.raises(data.BadInput, match="problem p0 is another one"):
+    with pytest.raises(BadInput, match="problem p0 is another one"):
         run(monkeypatch, tmp_path, number_script)
 
 
 def test_settings_that_are_gone_are_refused(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, number_script)
     (tmp_path / "out" / "explore.json").write_text("{}")
-    with pytest.raises(data.BadInput, match="holds a run with bench = None"):
+    with pytest.raises(BadInput, match="holds a run with bench = None"):
         run(monkeypatch, tmp_path, number_script)
 
 
 def test_a_problem_that_is_gone_is_refused(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, number_script)
     write_bench(tmp_path / "bench.jsonl", 1)
-    with pytest.raises(data.BadInput, match="problem p1 is another one than in the run .* or is gone"):
+    with pytest.raises(BadInput, match="problem p1 is another one than in the run .* or is gone"):
         run(monkeypatch, tmp_path, number_script)
 
 
 def test_a_problem_with_complex_numbers_has_its_hash(tmp_path):
     """As two tasks of MBPP+ have."""
-    problems = [data.Problem("p", "mbpp", "?", "code", tests={"plus": {"inputs": [[number]]}}) for number in (1j, 2j)]
-    runs.keep_problems(str(tmp_path), problems[:1], empty=True)
-    runs.keep_problems(str(tmp_path), problems[:1], empty=False)
-    with pytest.raises(data.BadInput, match="problem p is another one"):
-        runs.keep_problems(str(tmp_path), problems[1:], empty=False)
+    problems = [Problem("p", "mbpp", "?", "code", tests={"plus": {"inputs": [[number]]}}) for number in (1j, 2j)]
+    journal.keep_problems(str(tmp_path), problems[:1], empty=True)
+    journal.keep_problems(str(tmp_path), problems[:1], empty=False)
+    with pytest.raises(BadInput, match="problem p is another one"):
+        journal.keep_problems(str(tmp_path), problems[1:], empty=False)
 
 
 def test_settings_may_change_while_nothing_is_graded(monkeypatch, tmp_path):
@@ -308,13 +312,13 @@ def test_settings_may_change_while_nothing_is_graded(monkeypatch, tmp_path):
 def test_a_context_that_does_not_fit_stops_its_problem_alone(monkeypatch, tmp_path, capsys):
     def script(problem, step, kind):
         if problem == "p0" and step == 3:
-            return engine.ContextTooLong("its context of 9 tokens does not fit.")
+            return ContextTooLong("its context of 9 tokens does not fit.")
         return number_script(problem, step, kind)
-    with pytest.raises(data.BadInput, match="1 of 2 problems"):
+    with pytest.raises(BadInput, match="1 of 2 problems"):
         run(monkeypatch, tmp_path, script)
     said = capsys.readouterr()
     assert "Problem p0 cannot go on: its context of 9 tokens" in said.err
-    records = data.read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))
+    records = read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))
     assert sorted(by_step(records, "p0")) == [1, 2, 6, 7] and sorted(by_step(records, "p1")) == list(range(1, 8))
     counted, every = ([r["correct"] for r in records if r["step"] <= last] for last in (2, 7))
     assert f"mean accuracy {sum(counted) / 4:.1%}, 11 answers" in said.out and sum(counted) / 4 != sum(every) / 11
@@ -332,8 +336,8 @@ def test_the_cap_ends_a_run_in_good_order(monkeypatch, tmp_path, capsys):
 
 
 def test_one_run_holds_the_folder(monkeypatch, tmp_path):
-    with runs.hold(str(tmp_path / "out")), pytest.raises(data.BadInput, match="another run holds the folder"):
-        runs.hold(str(tmp_path / "out")).__enter__()
+    with journal.hold(str(tmp_path / "out")), pytest.raises(BadInput, match="another run holds the folder"):
+        journal.hold(str(tmp_path / "out")).__enter__()
     run(monkeypatch, tmp_path, number_script)
 
 
@@ -352,7 +356,7 @@ def test_a_full_disk(monkeypatch, tmp_path, capsys, room):
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
         with pytest.raises(SystemExit) as stop:
-            data.exit_with_sentence(lambda: run(monkeypatch, tmp_path, number_script))
+            exit_with_sentence(lambda: run(monkeypatch, tmp_path, number_script))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert stop.value.code == 2 and "make room, then the same command goes on" in capsys.readouterr().err.replace("\n", " ")
@@ -377,5 +381,5 @@ def test_real_kills(toy_model, tmp_path):
     assert process.returncode == 130 and "the same command goes on" in errors
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0 and f"{lines} answers are there already" in result.stdout
-    records = data.read_jsonl(str(path))
+    records = read_jsonl(str(path))
     assert len(records) == 288 == len({(r["problem"], r["step"]) for r in records})

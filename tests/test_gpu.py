@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import distill
-import engine
+import engines
 import loss
-import training
+from common import gpu_memory
 from conftest import make_adapter, make_model
+from engines.base import Sample
+from policy import LORA_RANK, Trainer, UpdateArgs, adam, load_policy
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 H200 = pytest.param("cuda", marks=gpu)
@@ -26,25 +28,28 @@ QWEN3_8B = dict(vocab_size=151936, hidden_size=4096, intermediate_size=12288, nu
 def settings(model, dtype="bfloat16", **changes):
     base = dict(model=model, family="qwen3", engine="hf", dtype=dtype, temperature=1.0, top_p=1.0, max_tokens=64,
                 gpu_memory=0.4, max_model_len=None, tensor_parallel=1, data_parallel=1)
-    return engine.Settings(**{**base, **changes})
+    return engines.Settings(**{**base, **changes})
 
 
 def sampled(model, adapter, device):
-    """Items of 24 responses of the adapter's policy, as distill.py makes them."""
+    """Rows of 24 responses of the adapter's policy, as distill.py makes them."""
     where = settings(str(model), engine="vllm" if device == "cuda" and importlib.util.find_spec("vllm") else "hf")
     problems = {f"p{i}": [{"opening": [{"role": "user", "content": f"{i} + {i} = ?"}], "step": 1, "bench": "own",
                            "context": [{"role": "user", "content": f"It is {2 * i}. What is {i} + {i}?"}]}]
                 for i in range(24)}
-    contexts = distill.teacher_contexts(problems, "success", [])
+
+    class Student(Trainer):
+        def adapter(self):
+            return adapter
 
     async def sample():
-        sampler = await engine.start(where, adapters=True)
+        sampler = await engines.start(where, adapters=True)
         try:
-            batch = [(problem, 0) for problem in problems]
-            return await distill.student_samples(sampler, where, adapter, 1, 1, batch, problems, contexts, "success")
+            trainer = Student(None, 1, where, sampler, None, None, None, 0, None)
+            return await asyncio.gather(*(distill.student_row(trainer, 1, p, 0, problems, problems) for p in problems))
         finally:
             sampler.close()
-    return asyncio.run(sample())[0]
+    return asyncio.run(sample())
 
 
 @pytest.mark.parametrize("device", ["cpu", H200])
@@ -53,7 +58,7 @@ def test_bfloat16_weights_are_noise_around_one(tmp_path, device):
     model = make_model(tmp_path / "model", head_dim=32, dtype=torch.bfloat16)
     adapter = make_adapter(model, tmp_path / "adapter", seed=1, scale=0.05)
     items = sampled(model, adapter, device)
-    policy = training.load_policy(settings(model), adapter, 1, 0, torch.device(device))
+    policy = load_policy(settings(model), adapter, 1, 0, torch.device(device))
     with torch.no_grad():
         lengths = [len(i.sample.token_ids) for i in items]
         hidden = policy.hidden([i.opening + i.sample.token_ids for i in items], lengths)
@@ -76,7 +81,7 @@ def test_flash_attention_packs_as_sdpa_does(tmp_path, architecture):
     model = make_model(tmp_path / "model", architecture=architecture, dtype=torch.bfloat16)
     rows = [[(7 * i + j) % 250 for j in range(n)] for i, n in enumerate((5, 300, 40, 129))]
     lengths = [4, 200, 39, 1]
-    policy = training.load_policy(settings(model), None, 1, 0, torch.device("cuda"))
+    policy = load_policy(settings(model), None, 1, 0, torch.device("cuda"))
     assert policy.model.config._attn_implementation == "flash_attention_2"
     with torch.no_grad():
         packed = policy.hidden(rows, lengths)
@@ -127,11 +132,11 @@ def test_the_memory_budget_holds(tmp_path, every):
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    policy = training.load_policy(settings(str(tmp_path)), None, 1, every, torch.device("cuda"))
+    policy = load_policy(settings(str(tmp_path)), None, 1, every, torch.device("cuda"))
     response = [i % 150_000 for i in range(8192)]
-    item = distill.Item(response[:500], response[:2500], engine.Sample(response, "", [-12.0] * 8192, "length", 500))
-    metrics = distill.update(policy, training.adam(policy, 1e-5), [item], kind="reverse_kl", tau=1e-3, budget=16384)
+    item = distill.Row(response[:500], response[:2500], Sample(response, "", [-12.0] * 8192, "length", 500))
+    metrics = distill.update(policy, adam(policy, 1e-5), [item], UpdateArgs(1e-5, 1e-3, "reverse_kl", 16384, every))
     peak = torch.cuda.max_memory_allocated() - before
-    budget = sum(training.memory_budget(config, 500 + 2500 + 2 * 8192, 500 + 8192, every).values())
+    budget = sum(gpu_memory.memory_budget(config, 500 + 2500 + 2 * 8192, 500 + 8192, every, lora_rank=LORA_RANK).values())
     print(json.dumps({"every": every, "peak GiB": peak / 2**30, "budget GiB": budget / 2**30}))
     assert 0.6 * budget < peak < 1.1 * budget and math.isfinite(metrics["grad_norm"])

@@ -4,17 +4,19 @@ import json
 
 import pytest
 
-import data
 import distill
-import engine
+import engines
 import evaluate
 import explore
 import prompts
 import verifiers
+from benches.problem import Problem
+from common.errors import exit_with_sentence, read_jsonl
 from conftest import make_model, make_tokenizer
+from engines.base import Sample
 
 SECRET, SAID = "Rayleigh scattering", "The answer names the effect"
-SKY = data.Problem("sky", "mine", "Why is the sky blue?", "judge", reference=SECRET, criterion="final_result")
+SKY = Problem("sky", "mine", "Why is the sky blue?", "judge", reference=SECRET, criterion="final_result")
 THINK = "</think>"
 
 
@@ -50,7 +52,7 @@ def test_verdict(said, reward):
 def shown(response, problem=SKY):
     """The response as the judge's prompt holds it; the rest of the prompt is as it is for any other response."""
     (turn,) = verifiers.judge_messages(problem, response)
-    before, after = prompts.judge(problem, "@@@")[0]["content"].split("@@@")
+    before, after = prompts.judge(problem, "@")[0]["content"].split("@")
     assert turn["role"] == "user" and turn["content"].startswith(before) and turn["content"].endswith(after)
     return turn["content"][len(before) : -len(after)]
 
@@ -87,7 +89,7 @@ def test_window(response, want):
 def test_a_response_cannot_rewrite_the_prompt(response):
     assert shown(response) == response
     for field in ("text", "reference"):  # nor can a problem of one's own
-        problem = data.Problem(**vars(SKY) | {field: response})
+        problem = Problem(**vars(SKY) | {field: response})
         assert shown("blue {criterion}", problem) == "blue {criterion}"
 
 
@@ -115,7 +117,7 @@ class ScriptedEngine:
         judging = messages[0]["content"].startswith("You are an expert grader")
         (self.judgments if judging else self.answers).append((messages, request))
         text = self.said if judging else self.answer
-        return engine.Sample(list(range(len(text))), text, [], "stop", sum(len(m["content"]) for m in messages))
+        return Sample(list(range(len(text))), text, [], "stop", sum(len(m["content"]) for m in messages))
 
     def close(self):
         pass
@@ -136,7 +138,7 @@ def test_grade(answer, said, reward):
 def test_an_answer_that_the_judge_cannot_read_is_a_fault(toy_model):
     """The window holds the problem and the answer, but not the judge's prompt with both: the run goes on."""
     async def grade(answer):
-        judge = await engine.start(engine.Settings(toy_model, "qwen3", "hf", "float32", 1.0, 1.0, 8, 0.9, None, 1, 1))
+        judge = await engines.start(engines.Settings(toy_model, "qwen3", "hf", "float32", 1.0, 1.0, 8, 0.9, None, 1, 1))
         try:
             return await verifiers.grade(SKY, answer, False, judge, None)
         finally:
@@ -164,10 +166,10 @@ def test_exploration(monkeypatch, tmp_path, toy_model, word, reward):
 
     async def start(settings, adapters=False):
         return scripted
-    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engines, "start", start)
     explore.main(["--bench", bench(tmp_path, JUDGE_ROW), "--model", toy_model, "--engine", "hf", "--calls", "3",
                   "--out", str(tmp_path / "out")])
-    records = data.read_jsonl(tmp_path / "out" / "rollouts.jsonl")
+    records = read_jsonl(tmp_path / "out" / "rollouts.jsonl")
     assert [(r["step"], r["reward"], r["correct"], r["feedback"], r["signature"], r["fault"]) for r in records] == [
         (t, reward, reward, "", None, None) for t in (1, 2, 3)]
     length = len(prompts.judge(SKY, "Because.")[0]["content"])
@@ -179,14 +181,14 @@ def test_exploration(monkeypatch, tmp_path, toy_model, word, reward):
     for file in (tmp_path / "out").iterdir():
         text = file.read_text()
         assert SAID not in text and SECRET not in text and "expert grader" not in text, file.name
-    assert len(data.read_jsonl(tmp_path / "out" / "cplus.jsonl")) == reward  # the three answers are one text
+    assert len(read_jsonl(tmp_path / "out" / "cplus.jsonl")) == reward  # the three answers are one text
 
 
 def test_the_command_line_of_the_verifiers_has_no_judge(monkeypatch, capsys, tmp_path):
     path = bench(tmp_path, {"problem": JUDGE_ROW, "response": "Because."})
     monkeypatch.setattr("sys.argv", ["verifiers.py", path])
     with pytest.raises(SystemExit) as exit:
-        data.exit_with_sentence(verifiers.main)
+        exit_with_sentence(verifiers.main)
     assert exit.value.code == 2
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", f"{path} line 1: a judge needs an engine: use explore.py or evaluate.py.\n")
@@ -206,7 +208,7 @@ def test_own_bench_through_all_scripts(monkeypatch, tmp_path):
                   "tests": {"type": "stdin", "public": [["4\n", "8\n"]], "private": [["-3\n", "-6\n"]]}})
     out, common = tmp_path / "out", ["--model", model, "--engine", "hf", "--max-tokens", "40"]
     explore.main(["--bench", path, "--calls", "2", "--out", str(out), *common])
-    records = data.read_jsonl(out / "rollouts.jsonl")
+    records = read_jsonl(out / "rollouts.jsonl")
     assert {(r["problem"], r["step"], r["reward"], r["judge_tokens"] > 0) for r in records} == {
         (name, t, int(name == "sky"), name == "sky") for name in ("sky", "sum", "double") for t in (1, 2)}
     distill.main(["--cplus", str(out / "cplus.jsonl"), "--steps", "1", "--batch", "2", "--out", str(out)])

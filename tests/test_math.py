@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import answers
 import verifiers
-from data import BadInput, Problem, exit_with_sentence
+from benches.problem import Problem
+from common.errors import BadInput, exit_with_sentence
+from sandbox import workers
 
 ROOT = Path(__file__).parent.parent
 MATH500 = Path(os.environ.get("LEAF_DATA", "none"), "math500_test.jsonl")
@@ -56,7 +59,7 @@ def problem(answer):
     (r"boxed{5}", None),
 ])
 def test_last_boxed(text, content):
-    assert verifiers.last_boxed(text) == content
+    assert answers.last_boxed(text) == content
 
 
 # ---- What counts as equal -------------------------------------------------------------------------------------------
@@ -138,8 +141,8 @@ CASES = [  # kind, reference, right answers, wrong answers
 
 @pytest.mark.parametrize("gold, right, wrong", [pytest.param(*case[1:], id=case[0]) for case in CASES])
 def test_equal(gold, right, wrong):
-    assert [answer for answer in [gold, *right] if not verifiers.math_equal(gold, answer)] == []
-    assert [answer for answer in wrong if verifiers.math_equal(gold, answer)] == []
+    assert [answer for answer in [gold, *right] if not answers.math_equal(gold, answer)] == []
+    assert [answer for answer in wrong if answers.math_equal(gold, answer)] == []
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +154,8 @@ def math500():
 
 def test_references_equal_themselves_and_their_solutions(math500):
     for row in math500:
-        assert verifiers.math_equal(row["answer"], row["answer"]), row["answer"]
-        assert verifiers.squeeze(verifiers.last_boxed(row["solution"])) == verifiers.squeeze(row["answer"])
+        assert answers.math_equal(row["answer"], row["answer"]), row["answer"]
+        assert answers.squeeze(answers.last_boxed(row["solution"])) == answers.squeeze(row["answer"])
 
 
 def test_other_references_are_wrong(math500):
@@ -160,7 +163,7 @@ def test_other_references_are_wrong(math500):
     answers = [row["answer"] for row in math500]
     pairs = [pair for pair in zip(answers, answers[7:] + answers[:7]) if pair[0] != pair[1]]
     assert len(pairs) > 450
-    assert {pair for pair in pairs if verifiers.math_equal(*pair)} <= {("5", "x=5"), ("x=5", "5")}
+    assert {pair for pair in pairs if answers.math_equal(*pair)} <= {("5", "x=5"), ("x=5", "5")}
 
 
 def test_references_with_another_digit_are_wrong(math500):
@@ -170,7 +173,7 @@ def test_references_with_another_digit_are_wrong(math500):
         if places:
             place = digit.choice(places)
             answer = gold[:place] + str((int(gold[place]) + 1) % 10) + gold[place + 1 :]
-            assert not verifiers.math_equal(gold, answer), (gold, answer)
+            assert not answers.math_equal(gold, answer), (gold, answer)
 
 
 # ---- The verdict ----------------------------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ def test_a_worker_is_a_small_process_of_its_own(graders):
     mapped = Path(f"/proc/{pid}/maps").read_text()
     assert "torch" not in mapped and "numpy" not in mapped
     assert os.getsid(pid) == pid  # Ctrl-C in our terminal does not reach it
-    assert str(verifiers.MEMORY_BYTES) in Path(f"/proc/{pid}/limits").read_text()
+    assert str(workers.MEMORY_BYTES) in Path(f"/proc/{pid}/limits").read_text()
 
 
 @linux
@@ -269,19 +272,19 @@ def test_killed_while_grading(graders):
 
 @linux
 def test_hung(graders, monkeypatch):
-    monkeypatch.setattr(verifiers, "WALL_SECONDS", 0.5)
+    monkeypatch.setattr(workers, "WALL_SECONDS", 0.5)
     pid = right(graders)
     os.kill(pid, signal.SIGSTOP)
     verdict = graders.submit(problem("7"), r"\boxed{14/2}").result()
     assert verdict == verifiers.Verdict(0, 0, "", "14/2", "math-verify gave no verdict within 0.5 s and was killed")
     assert not alive(pid)
-    monkeypatch.setattr(verifiers, "WALL_SECONDS", 60)
+    monkeypatch.setattr(workers, "WALL_SECONDS", 60)
     right(graders)
 
 
 def test_too_much_cpu(graders, monkeypatch):
     # Far below math-verify's own limit, which is of wall time: the kernel's comes first on a loaded machine, too.
-    monkeypatch.setattr(verifiers, "CPU_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "CPU_SECONDS", 0.3)
     verdict = graders.submit(problem("3"), TOWER).result()
     assert (verdict.reward, verdict.correct) == (0, 0)
     assert verdict.fault == "math-verify used more than 0.3 s of CPU time and was killed"
@@ -319,7 +322,7 @@ def test_verify_from_threads_that_end():
 def test_graders_beside_asyncio(monkeypatch):
     """Order, a bounded number of processes, and cancelled answers whose verdicts reach no one else."""
 
-    monkeypatch.setattr(verifiers, "CPU_SECONDS", 1)
+    monkeypatch.setattr(workers, "CPU_SECONDS", 1)
 
     async def grade():
         graders = verifiers.Graders(workers=2)
@@ -358,7 +361,7 @@ def test_close_leaves_no_process():
 
 OTHER = """
 import sys, threading, time, verifiers
-from data import Problem
+from benches.problem import Problem
 p = Problem(id="p", bench="own", text="?", verifier="math", answer="7")
 graders = verifiers.Graders(workers=2)
 for future in [graders.submit(p, r"\\boxed{14/2}") for _ in range(2)]:

@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-import curves
-import measures
-from data import BadInput
+from common.errors import BadInput
+from report import curves, measures
 
 
 def run(answers, restart=5, **changes):

@@ -3,9 +3,9 @@ import os
 
 import pytest
 
-import problems
 import prompts
-from problems import Problem
+from benches import own
+from benches.problem import Problem
 
 
 def code(kind, public, fn_name=None):
@@ -202,7 +202,7 @@ def test_judge():
 
 
 def test_every_criterion_has_its_text():
-    assert set(prompts.CRITERIA) == set(problems.CRITERIA)
+    assert set(prompts.CRITERIA) == set(own.CRITERIA)
     assert len(set(prompts.CRITERIA.values())) == 6
     for text in prompts.CRITERIA.values():
         assert text.startswith("The response is correct if ") and text.endswith(".") and "reference" in text

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import execution
-import jail
-import kernel
-import sandbox
-from problems import BadInput
+from common.errors import BadInput
+from sandbox import jail, linux, run as sandbox
+from sandbox.program import RECORD_BYTES, decode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 spawn = sandbox.spawn
@@ -55,7 +53,7 @@ def value(expression, program="", **kwargs):
 
 def processes(*words):
     """The command lines of this machine's processes that hold all of `words`."""
-    lines = [kernel.read_file(f"/proc/{name}/cmdline") for name in os.listdir("/proc") if name.isdigit()]
+    lines = [linux.read_file(f"/proc/{name}/cmdline") for name in os.listdir("/proc") if name.isdigit()]
     return [line for line in lines if all(word in line for word in words)]
 
 
@@ -310,12 +308,12 @@ def test_large_results_cost_the_caller_little(kind):
         assert outcomes[-1].error == "ValueError: the result is too large", value
     request = {"Solution.py": "import os\nwhile True: os.write(3, b'[]' * 9999)", "memory": 1 << 30}
     (_, _, records), = sandbox.ask(request, [{".stdin": "", "seconds": [9], "total": 9, "steps": None}])
-    assert len(records) == execution.RECORD_BYTES
+    assert len(records) == RECORD_BYTES
     alike = [{"int": hex(i * ((1 << 61) - 1))} for i in range(2000)]
     pairs = [[item, 0] for item in alike]
     for forged in {"Fraction": ["1e999999999"]}, {"set": alike}, {"Counter": [alike]}, {"dict": pairs}:
         with pytest.raises(ValueError):
-            execution.decode(forged)
+            decode(forged)
 
 
 def test_time(kind):
@@ -466,7 +464,8 @@ def test_a_helper_that_dies_in_a_test_is_replaced(kind):
 def test_everything_dies_with_us(kind, tmp_path):
     script = tmp_path / "parent.py"
     refuse = "spawn = sandbox.spawn\nsandbox.spawn = lambda n: 'refused' if n else spawn(False)\n" * (kind == "plain")
-    script.write_text(f"import sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})\nimport sandbox\n"
+    script.write_text(f"import sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent.parent)!r})\n"
+                      "from sandbox import run as sandbox\n"
                       f"{refuse}"
                       "list(sandbox.run_scripts('import os\\nif os.fork() == 0: os.setsid()\\n"
                       f"os.execvp(\"sleep\", [\"sleep\", \"{LONG}\"])', [''], 30))")
@@ -477,7 +476,7 @@ def test_everything_dies_with_us(kind, tmp_path):
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 20
-    while processes("sleep", LONG) or processes(jail.__file__, f"\0{parent.pid}\0"):
+    while processes("sleep", LONG) or processes("jail.helper()", f"\0{parent.pid}\0"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -495,11 +494,11 @@ def test_no_process_is_left_where_namespaces_are_refused(monkeypatch):
     def refuse(*args):
         raise OSError("refused by the test")
 
-    monkeypatch.setattr(kernel, "call", refuse)
+    monkeypatch.setattr(linux, "call", refuse)
     proc = os.open("/proc", os.O_RDONLY)
     before = jail.children_of(os.getpid(), proc)
     with pytest.raises(OSError, match="refused by the test"):
-        kernel.enter_namespaces(proc, False)
+        linux.enter_namespaces(proc, False)
     assert jail.children_of(os.getpid(), proc) == before
     os.close(proc)
 

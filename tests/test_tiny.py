@@ -10,10 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import data
+import answers
+import benches
 import prompts
 import tiny
-import verifiers
+from benches import arithmetic
+from benches.problem import Problem
+from common.errors import BadInput
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def tokenizer():
 
 
 def problem(a, b, wording=0):
-    return data.Problem("p", "arithmetic", data.ARITHMETIC_WORDINGS[wording].format(a=a, b=b), "math", answer=str(a + b))
+    return Problem("p", "arithmetic", arithmetic.WORDINGS[wording].format(a=a, b=b), "math", answer=str(a + b))
 
 
 @pytest.mark.parametrize("a, b, careful, text", [
@@ -41,9 +44,9 @@ def test_a_careful_answer_is_right_and_a_careless_one_only_without_carries():
     rng = random.Random(1)
     for _ in range(300):
         a, b = rng.randint(100, 999), rng.randint(100, 999)
-        assert verifiers.last_boxed(tiny.worked(a, b, True)) == str(a + b)
+        assert answers.last_boxed(tiny.worked(a, b, True)) == str(a + b)
         no_carry = all(int(x) + int(y) < 10 for x, y in zip(str(a), str(b)))
-        assert (int(verifiers.last_boxed(tiny.worked(a, b, False))) == a + b) == no_carry
+        assert (int(answers.last_boxed(tiny.worked(a, b, False))) == a + b) == no_carry
 
 
 def test_a_slip_is_one_too_high_in_its_place_and_carried_on():
@@ -59,13 +62,13 @@ def test_the_reward_of_an_attempt_is_the_truth():
     for _ in range(300):
         a, b = rng.randint(100, 999), rng.randint(100, 999)
         text, reward = tiny.attempt(rng, a, b)
-        assert reward == (verifiers.last_boxed(text) == str(a + b))
+        assert reward == (answers.last_boxed(text) == str(a + b))
         rewards[reward] += 1
     assert min(rewards[0], rewards[1]) > 60  # both verdicts are shown often
 
 
 def test_no_bench_problem_is_in_the_pretraining_set():
-    bench = {p.id for split in ("test", "train") for p in data.load("arithmetic", split)}
+    bench = {p.id for split in ("test", "train") for p in benches.load("arithmetic", split)}
     assert len(bench) == 256
     rng = random.Random(3)
     held_out = [tiny.pair(rng) for _ in range(3)]
@@ -74,7 +77,7 @@ def test_no_bench_problem_is_in_the_pretraining_set():
     assert tiny.pair(replay, held_out) == (347, 586)
     for _ in range(2000):
         a, b = tiny.pair(rng)
-        assert data.arithmetic_split(a, b) == "pretrain" and f"arithmetic/{a}+{b}" not in bench
+        assert arithmetic.split_of(a, b) == "pretrain" and f"arithmetic/{a}+{b}" not in bench
 
 
 def test_dialogues_have_the_shapes_of_exploration_and_of_its_ablations():
@@ -91,7 +94,7 @@ def test_dialogues_have_the_shapes_of_exploration_and_of_its_ablations():
             possible = {"plain": made} | {f"no response, {r}": prompts.carry_without_response(task, "qwen3", r, "") for r in (0, 1)}
         else:
             shown = [m["content"] for m in messages if m["role"] == "assistant"]
-            rewards = [int(verifiers.last_boxed(text) == str(a + b)) for text in shown]
+            rewards = [int(answers.last_boxed(text) == str(a + b)) for text in shown]
             rounds = [(text, reward, "") for text, reward in zip(shown, rewards)]
             possible = {"restart": prompts.restart(task, "qwen3", shown[0]),
                         f"{len(rounds)} rounds": prompts.carry(task, "qwen3", *rounds[-1], earlier=rounds[:-1])}
@@ -109,7 +112,7 @@ def test_shares_of_careful_demonstrations(monkeypatch):
     counts = collections.defaultdict(list)
     for _ in range(3000):
         messages, answer = tiny.dialogue(rng, 347, 586)
-        counts[next(w for w in data.ARITHMETIC_WORDINGS if w.format(a=347, b=586) == messages[0]["content"].split("\n\n")[1])].append(
+        counts[next(w for w in arithmetic.WORDINGS if w.format(a=347, b=586) == messages[0]["content"].split("\n\n")[1])].append(
             "with carries" in answer)
     for wording, seen in counts.items():
         share = tiny.CAREFUL[wording][0]
@@ -121,7 +124,7 @@ def test_shares_of_careful_demonstrations(monkeypatch):
 
 
 def test_wordings_are_those_of_the_bench():
-    assert list(tiny.CAREFUL) == list(data.ARITHMETIC_WORDINGS)
+    assert list(tiny.CAREFUL) == list(arithmetic.WORDINGS)
 
 
 def test_tokenizer_keeps_every_text(tokenizer):
@@ -197,7 +200,7 @@ def test_held_out_accuracy_looks_at_digits_alone(tokenizer, monkeypatch):
 
 
 def test_a_model_that_did_not_learn_is_said_and_not_kept(tmp_path):
-    with pytest.raises(data.BadInput, match="seed 1 did not learn to add: it has 0% of the held-out sums right after 1 steps"):
+    with pytest.raises(BadInput, match="seed 1 did not learn to add: it has 0% of the held-out sums right after 1 steps"):
         tiny.pretrain(seed=1, folder=str(tmp_path / "model"), most_steps=1, batch=4)
     assert not list(tmp_path.iterdir())
 

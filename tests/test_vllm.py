@@ -17,9 +17,10 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-import engine
+import engines
+from common.errors import BadInput, ContextTooLong
 from conftest import make_adapter, make_model
-from data import BadInput
+from engines.base import EngineDead
 
 ROOT = pathlib.Path(__file__).parents[1]
 needs_vllm = [pytest.mark.vllm, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: "
@@ -48,7 +49,7 @@ class Running:
 
     def __init__(self, model, adapters):
         self.loop = asyncio.new_event_loop()
-        self.engine = self.run(engine.start(settings(model), adapters))
+        self.engine = self.run(engines.start(settings(model), adapters))
 
     def run(self, coroutine):
         return self.loop.run_until_complete(coroutine)
@@ -70,7 +71,7 @@ class Running:
 def settings(model, **changes):
     base = dict(model=model, family="qwen3", engine="vllm", dtype="float32", temperature=1.0, top_p=1.0, max_tokens=24,
                 gpu_memory=0.9, max_model_len=None, tensor_parallel=1, data_parallel=1)
-    return engine.Settings(**{**base, **changes})
+    return engines.Settings(**{**base, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_samples(vllm, model):
     assert first.token_ids == again.token_ids != third.token_ids
     filling = dict(same, prompt_token_ids=[1] * 2040)
     assert len(vllm.sample([filling])[0].token_ids) <= 8
-    with pytest.raises(engine.ContextTooLong):
+    with pytest.raises(ContextTooLong):
         vllm.sample([dict(same, prompt_token_ids=[1] * 2048)])
     crowd = [dict(same, prompt_token_ids=[(i + j * j) % 250 for j in range(1500)], max_tokens=4) for i in range(24)]
     assert (ratios(model, crowd, vllm.sample(crowd)) - 1).abs().max() < 1e-3  # 36,000 tokens, more than one step takes
@@ -190,10 +191,10 @@ def test_settings_that_cannot_fit(model, monkeypatch):
     """Said before anything is loaded: 2,048 tokens x 2 layers x 2 heads x 32 x 2 x 4 bytes are 2 MiB."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0")
     with pytest.raises(BadInput, match="--max-model-len"):
-        asyncio.run(engine.start(settings(model)))
+        asyncio.run(engines.start(settings(model)))
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
     with pytest.raises(BadInput, match="vLLM did not start .*4096"):
-        asyncio.run(engine.start(settings(model, max_model_len=4096)))
+        asyncio.run(engines.start(settings(model, max_model_len=4096)))
 
 
 @marked
@@ -213,8 +214,8 @@ def test_default_logprobs_would_be_wrong(model, monkeypatch):
             await asyncio.sleep(0.5)
             processes[0].kill()
             return await waiting
-        assert engine.EngineDead in {type(result) for result in running.run(kill())}
-        with pytest.raises(engine.EngineDead, match="the same command goes on"):
+        assert EngineDead in {type(result) for result in running.run(kill())}
+        with pytest.raises(EngineDead, match="the same command goes on"):
             running.sample(requests(n=1))
     finally:
         running.close()
@@ -270,8 +271,8 @@ def test_watchdog(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(f"""
 import subprocess, sys, time
-import vllm_engine
-vllm_engine.start_watchdog()
+from engines import vllm
+vllm.start_watchdog()
 sleeper = [sys.executable, "-c", {sleep!r}]
 subprocess.Popen(sleeper, start_new_session=True)
 subprocess.Popen([sys.executable, "-c", f"import subprocess, time; subprocess.Popen({{sleeper}}); time.sleep(2)"])
@@ -296,8 +297,8 @@ def test_watchdog_knows_a_process_just_started(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text("""
 import os, signal, subprocess, sys, time
-import vllm_engine
-vllm_engine.start_watchdog()
+from engines import vllm
+vllm.start_watchdog()
 time.sleep(1.15)  # between two scans
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True,
                          stdout=subprocess.DEVNULL, env={**os.environ, "ENGINE_OF": str(os.getpid())})
