@@ -97,7 +97,7 @@ def test_torn_is_the_last_line_alone(tmp_path):
 
 
 def test_a_sentence_and_status_2():
-    script = "import data\ndef main():\n    benches.load('nothing')\ndata.exit_with_sentence(main)"
+    script = "import benches\nfrom common import errors\ndef main():\n    benches.load('nothing')\nerrors.exit_with_sentence(main)"
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr == ("there is no bench nothing: name math500, lcb, mbpp, sciknoweval, arithmetic or your own "

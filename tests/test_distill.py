@@ -276,11 +276,11 @@ def test_budget_of_the_papers_models():
     assert two["weights"] == pytest.approx(8.19e9 + 151936 * 4096, rel=1e-3) and two["adapter"] == 9 * 174_587_904
 
 
-@pytest.mark.parametrize("every,gpu_memory,max_tokens,taken", [
+@pytest.mark.parametrize("every,share,max_tokens,taken", [
     (1, 0.4, 8192, 1), (4, 0.4, 8192, 4), (0, 0.4, 8192, None), (0, 0.3, 8192, 0), (1, 0.4, 16384, 1),
     (4, 0.4, 16384, None), (1, 0.9, 8192, None), (None, 0.4, 8192, 2), (None, 0.3, 8192, 4),
     (None, 0.4, 16384, 1), (None, 0.8, 8192, None)])
-def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, every, gpu_memory, max_tokens, taken):
+def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, every, share, max_tokens, taken):
     """Qwen3-8B on one H200: what the flags of the README leave room for."""
     import argparse
     from transformers import Qwen3Config
@@ -288,7 +288,7 @@ def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, ev
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: argparse.Namespace(total_memory=139.8 * 2**30))
     args, config = UpdateArgs(1e-5, math.inf, "reverse_kl", 16384, every), Qwen3Config(**QWEN3_8B)
     ours = {"lora_rank": LORA_RANK, "world": 1}
-    settings = engines.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, gpu_memory, None, 1, 1)
+    settings = engines.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, share, None, 1, 1)
     if taken is not None:
         assert gpu_memory.recomputed_layers(config, settings, args, [200, 500], **ours) == taken
         return

@@ -202,7 +202,7 @@ def test_adapter_of_a_model_that_moved(toy_model, toy_adapters, tmp_path):
 
 @pytest.mark.parametrize("place", ["HFEngine._prefill", "HFEngine._decode", "draw"])
 def test_an_error_in_the_engine_reaches_whoever_waits(toy_model, monkeypatch, place):
-    monkeypatch.setattr(f"hf.{place}", lambda *_: 1 / 0)
+    monkeypatch.setattr(f"engines.hf.{place}", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sample_all(hf_settings(toy_model), requests(3))
 
