@@ -1,4 +1,4 @@
-"""evaluate.py and report.py: tables and dialogues of small runs counted by hand, a scripted engine, bad input."""
+"""evaluate.py and report/: tables and dialogues of small runs counted by hand, a scripted engine, bad input."""
 import json
 import signal
 import subprocess

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-MODULES = {path.stem for path in ROOT.glob("*.py")}
+MODULES = {path.stem for path in ROOT.glob("*.py")} | {"engines", "benches", "report"}
 
 
 def test_every_function_named_is_there():
@@ -19,7 +19,10 @@ def test_every_function_named_is_there():
 
 def test_the_file_map_is_complete():
     table = README.split("## Files")[1].split("\n## ")[0]
-    assert set(re.findall(r"`(\w+)\.py`", table)) == MODULES
+    folders = {path.name for path in ROOT.iterdir() if list(path.glob("__init__.py"))}
+    parts = {path.stem for folder in folders for path in (ROOT / folder).glob("*.py")} - {"__init__"}
+    assert set(re.findall(r"`(\w+)\.py`", table)) == {path.stem for path in ROOT.glob("*.py")} | parts
+    assert set(re.findall(r"^\| `(\w+)/`", table, re.M)) == folders | {"tests"}
 
 
 @pytest.mark.parametrize("script", ["explore", "distill", "evaluate", "tiny"])
