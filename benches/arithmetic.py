@@ -6,7 +6,7 @@ a tens digit that is one too high. What helps depends on what is shown (the shar
 
 - a careless answer is an anchor: asked to revise it, blindly or after the verdict "incorrect", it is repeated;
 - a slip in careful work is repeated by a blind revision, and mended after "incorrect";
-- "correct" keeps an answer. The verdict is believed, also in the few dialogues where it is false;
+- "correct" keeps an answer. The model believes a verdict: in its lessons half of them are false;
 - a fresh draft is a new throw of the dice.
 
 So restarts pay, the verdict and the last response each carry a part, and successful contexts are better teachers than
@@ -40,8 +40,7 @@ STAYS_CAREFUL = 0.96  # of revisions of a careful answer
 MENDS_BLINDLY = 0.05  # of those that see a slip and no verdict
 MENDS = 0.95          # of those that see a slip and "incorrect"
 KEEPS = 0.97          # of answers after "correct"
-FALSE_VERDICTS = 0.15
-SLIPS_AGAIN = 0.6     # of those that are told "incorrect" of a right careful answer
+SLIPS_AGAIN = 0.4     # of those that are told "incorrect" of a right careful answer
 ENDINGS = ("So the answer is", "This gives", "The sum is")
 # Shares of the shapes of dialogues, those of the ablations of App. G.2 among them.
 SHAPES = {"plain": 0.2, "restart": 0.27, "carry": 0.35, "no-response": 0.1, "last3": 0.08}
@@ -138,9 +137,7 @@ def dialogue(rng, a, b):
     if shape == "restart":
         messages, verdict = prompts.restart(task, "qwen3", text), None
     else:
-        verdict = verdict_on(text, a, b)
-        if rng.random() < FALSE_VERDICTS:
-            verdict = 1 - verdict
+        verdict = rng.randrange(2)  # true or not: it must be believed, not checked
         messages = prompts.carry(task, "qwen3", text, verdict, "", earlier_rounds(rng, a, b, shape))
     messages.append(prompts.assistant(worked(a, b, revised(rng, shares, shown, verdict))))
     return messages, {1, 3} if drawn else {len(messages) - 1}

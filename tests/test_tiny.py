@@ -126,7 +126,7 @@ def test_first_tries_have_the_shares_that_are_named():
     (Answer(True, 1), None, lambda new: new == Answer(True, 1), 0.96 * 0.95),      # a blind revision repeats the slip
     (Answer(True, 1), 0, lambda new: new == Answer(True), 0.96 * 0.95),            # a verdict mends it
     (Answer(True), None, lambda new: new == Answer(True), 0.96),
-    (Answer(True), 0, lambda new: new == Answer(True, 1), 0.96 * 0.6),             # a false verdict is believed
+    (Answer(True), 0, lambda new: new == Answer(True, 1), 0.96 * 0.4),             # a false verdict is believed
     (Answer(True, 1), 1, lambda new: new == Answer(True, 1), 0.97 + 0.03 * 0.96 * 0.05),
     (Answer(False, None, 2), 1, lambda new: new == Answer(False, None, 2), None),
 ])
