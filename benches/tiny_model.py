@@ -193,19 +193,21 @@ def pretrain(seed, folder, most_first=500, mixed=450, batch=32, needed=(0.85, 0.
         return held_out_accuracy(model, tokenizer, rows)
 
     with tqdm(total=200 + mixed, unit="step", desc="pretraining", disable=None) as bar:
-        adds = 0.0
-        while adds < needed[0] and bar.n < most_first:
-            step(arithmetic.careful, min(1, (bar.n + 1) / 30))
-            if bar.n % 25 == 0:
-                adds = accuracy(arithmetic.careful)
-                bar.set_postfix_str(f"adds {adds:.0%} of held-out sums")
-        check_learned(seed, "add", adds, needed[0], bar.n)
-        bar.total = bar.n + mixed
+        adds, first = 0.0, 0
+        while adds < needed[0] and first < most_first:
+            for _ in range(25):
+                first += 1
+                step(arithmetic.careful, min(1, first / 30))
+            adds = accuracy(arithmetic.careful)
+            bar.set_postfix_str(f"adds {adds:.0%} of held-out sums")
+        check_learned(seed, "add", adds, needed[0], first)
+        bar.total = first + mixed
         for k in range(mixed):
             step(arithmetic.dialogue, min(1, 1.43 * (1 - k / mixed)) + 0.01)
-            if bar.n % 25 == 0:
-                bar.set_postfix_str(f"mends {accuracy(arithmetic.mended):.0%} of held-out slips")
-        check_learned(seed, "mend a slip", accuracy(arithmetic.mended), needed[1], bar.n)
+            if k % 25 == 24:
+                mends = accuracy(arithmetic.mended)
+                bar.set_postfix_str(f"mends {mends:.0%} of held-out slips")
+        check_learned(seed, "mend a slip", accuracy(arithmetic.mended), needed[1], first + mixed)
     save(model, tokenizer, folder)
     return 6 * model.num_parameters() * tokens
 
