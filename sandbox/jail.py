@@ -266,7 +266,7 @@ def serve(control, parent, proc, config):
     elif config["nobody"]:  # programs run as a user who may not be let into, say, /root
         folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
         sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
-    config["filter"] = linux.MACHINE and ctypes.create_string_buffer(linux.seccomp_filter(config["namespaces"]))
+    config["filter"] = linux.ARCHITECTURE and ctypes.create_string_buffer(linux.seccomp_filter(config["namespaces"]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)

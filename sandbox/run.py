@@ -81,7 +81,7 @@ def start():
         close()
         for namespaces in (True, False):
             try:
-                known = linux.MACHINE or not namespaces
+                known = linux.ARCHITECTURE or not namespaces
                 reply = spawn(namespaces) if known else f"unknown processor {os.uname().machine}"
                 if reply == "ready":
                     outcome = next(run_scripts(CANARY, ["144\nabc"], 20, helper=control))
@@ -97,7 +97,7 @@ def start():
         missing = [] if namespaces else [f"namespaces ({problems[0]})"]
         if not namespaces and linux.landlock_version() < 1:
             missing.append("Landlock")
-        if not linux.MACHINE:
+        if not linux.ARCHITECTURE:
             missing.append("seccomp")
         if missing and not again:
             print(f"warning: the sandbox for programs is weaker here, without {', '.join(missing)}", file=sys.stderr)
