@@ -93,32 +93,33 @@ def program_verdict(problem, response, truncated):
             correct = correct and mbpp.passes(problem, program)
     else:
         failed = []
-        for number, ((given, expected), (right, outcome)) in enumerate(
-                zip(public, run_tests(problem, program, public)), 1):  # a name for the iterator would hold its slot
-            if not right:  # keep what may be shown: outputs may be large
-                output = outcome.stdout.strip()
-                kept = replace(outcome, stdout=shown(output), value=None)
-                failed.append((number, given, expected, kept, len(output)))
-                if tests.get("stop_at_first_failure"):
-                    break
-        passed, feedback = not failed, tests_feedback(problem, failed)
-        correct = passed and all(right for right, _ in run_tests(problem, program, private))
+        functional = tests["type"] == "functional"
+        with run.answer(program, imports=problem.imports, star_imports=functional) as answer:
+            for number, ((given, expected), (right, outcome)) in enumerate(
+                    zip(public, run_tests(problem, answer, public)), 1):
+                if not right:  # keep what may be shown: outputs may be large
+                    output = outcome.stdout.strip()
+                    kept = replace(outcome, stdout=shown(output), value=None)
+                    failed.append((number, given, expected, kept, len(output)))
+                    if tests.get("stop_at_first_failure"):
+                        break
+            passed, feedback = not failed, tests_feedback(problem, failed)
+            correct = passed and all(right for right, _ in run_tests(problem, answer, private))
     feedback = feedback[:FEEDBACK_CHARACTERS].encode("utf-8", "replace").decode()  # no tokenizer takes half a pair
     return int(passed), int(correct), feedback, None if passed else feedback
 
 
-def run_tests(problem, program, tests):
+def run_tests(problem, answer, tests):
     """-> iterator of (passed, Outcome), one for each of `tests`, [input, expected] pairs; stdout of a failed call: its
     value as text."""
     kind, name, seconds = (problem.tests[key] for key in ("type", "fn_name", "time_limit"))
     if kind == "stdin":
         inputs = [given.replace("\r\n", "\n") for given, _ in tests]  # a test written on Windows is no trap
-        for (_, expected), outcome in zip(tests, run.run_scripts(program, inputs, seconds)):
+        for (_, expected), outcome in zip(tests, answer.run_scripts(inputs, seconds)):
             yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome
         return
     runs = [[{"call": name, "args": [encode(json.loads(line)) for line in given.split("\n")]}] for given, _ in tests]
-    outcomes = run.run_modules(program, runs, seconds, imports=problem.imports, star_imports=True)
-    for (_, expected), (*_, outcome) in zip(tests, outcomes):
+    for (_, expected), (*_, outcome) in zip(tests, answer.run_modules(runs, seconds)):
         passed = outcome.kind == "ok" and same_value(outcome.value, json.loads(expected))
         yield passed, outcome if passed else replace(outcome, stdout=value_text(outcome.value))
 

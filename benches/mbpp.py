@@ -20,8 +20,8 @@ from pathlib import Path
 from benches.files import check_copy, checked_rows, file_sha256, from_web, shuffled
 from benches.problem import ASSERT_SECONDS, Problem
 from common.errors import BadInput, rows
+from sandbox import run
 from sandbox.program import LONG, decode, distinct, encode
-from sandbox.run import run_modules
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ def run_inputs(problem, program, seconds, total):
     """-> Outcomes of loading `program` and of the inputs up to the first that fails."""
     plus = problem.tests["plus"]
     steps = [{"call": plus["entry_point"], "args": [encode(arg) for arg in args]} for args in plus["inputs"]]
-    outcomes, = run_modules(program, [steps], seconds, total, imports=problem.imports, memory=MEMORY_BYTES,
-                                    digests=True)
+    with run.answer(program, imports=problem.imports, memory=MEMORY_BYTES, digests=True) as answer:
+        outcomes, = answer.run_modules([steps], seconds, total)
     return outcomes
 
 

@@ -2,30 +2,81 @@
 import ast
 import builtins
 import sys
+from dataclasses import dataclass, field
 
 from sandbox import run
 from sandbox.program import encode
+
 CALLS = 200  # of the program, in one assert: each costs two processes
+
+
+@dataclass
+class Assert:
+    """An assert on its way to an outcome, through rounds in which it runs apart and then the program takes a step."""
+
+    text: str
+    names: list  # of the program's functions and classes that it tests; none: it runs beside the program
+    modules: list  # of Python's library, that it leaves to the program to import
+    calls: list = field(default_factory=list)  # the steps that the program must take for it, in their order
+    known: list = field(default_factory=list)  # what the program gave for them, as `encode` gives it
+    outcome: run.Outcome | None = None
+
+    def judged(self):
+        """The steps of a run without the program."""
+        imports = "".join(f"import {name}\n" for name in self.modules)
+        return [{"judge": imports + self.text, "own": self.names, "known": self.known}]
+
+    def called(self):
+        """The steps of a run with the program."""
+        return self.calls if self.names else [{"exec": self.text}]
+
+    def learn(self, outcome):
+        """Take in the outcome of a run without the program: a verdict, or the next call that is needed."""
+        if outcome.kind != "ok" or not outcome.value:
+            self.outcome = outcome
+        elif len(self.calls) == CALLS:  # no reason to run it beside the program: that can return what is endless
+            self.outcome = run.Outcome("error", error=f"RuntimeError: more than {CALLS} calls in one assert")
+        elif "whole" in outcome.value:
+            self.names = []
+        else:
+            self.calls.append(outcome.value)
+
+    def take(self, steps):
+        """Take in the outcomes of the steps that the program took."""
+        if steps[-1].kind != "ok" or not self.names:
+            self.outcome = steps[-1]
+        self.known = [encode(step.value) for step in steps]
 
 
 def tested_names(statement, imports):
     """-> (the names of the program's functions and classes that an assert tests, the modules of Python's library that
     it uses and leaves to the program to import); nothing if there is more in it than asserts."""
-    nodes = list(ast.walk(ast.parse(statement)))
-    if not all(isinstance(node, ast.Assert) for node in nodes[0].body):
+    tree = ast.parse(statement)
+    if not all(isinstance(node, ast.Assert) for node in tree.body):
         return [], []
-    names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    known = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    known |= {node.arg for node in nodes if isinstance(node, ast.arg)} | set(dir(builtins))
-    known |= {alias.asname or alias.name.split(".")[0] for line in imports for node in ast.walk(ast.parse(line))
-              if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
-    modules = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    modules &= sys.stdlib_module_names - known
-    own = set(names) - known - modules
+    nodes = list(ast.walk(tree))
+    variables = [node for node in nodes if isinstance(node, ast.Name)]
+    known = set(dir(builtins)) | imported_names(imports)
+    known |= {node.id for node in variables if isinstance(node.ctx, ast.Store)}
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    owners = [node.value for node in nodes if isinstance(node, ast.Attribute)]
+    modules = {owner.id for owner in owners if isinstance(owner, ast.Name)} & sys.stdlib_module_names - known
+    own = {node.id for node in variables if isinstance(node.ctx, ast.Load)} - known - modules
     if not own:  # the tested function has the name of a built-in one
-        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        functions = [node.func for node in nodes if isinstance(node, ast.Call)]
+        called = {function.id for function in functions if isinstance(function, ast.Name)}
         own = called if len(called) == 1 else own
     return sorted(own), sorted(modules)
+
+
+def imported_names(imports):
+    """The names that lines of imports make known."""
+    names = set()
+    for line in imports:
+        for node in ast.walk(ast.parse(line)):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return names
 
 
 def run_asserts(problem, program, statements):
@@ -39,30 +90,21 @@ def run_asserts(problem, program, statements):
     names and none of the program's, or that give the program what is neither a plain value nor its own: a function, an
     object of a library. More than CALLS calls are an error.
     """
-    seconds, imports, loaded = problem.tests["time_limit"], list(problem.imports), run.Outcome("ok")
-    used = [tested_names(statement, imports) for statement in statements]
-    names = [own for own, _ in used]
-    lines = ["".join(f"import {name}\n" for name in used[n][1]) + text for n, text in enumerate(statements)]
-    calls, known, outcomes = ([[] for _ in statements] for _ in range(3))
-    while pending := [number for number, outcome in enumerate(outcomes) if not outcome]:
-        apart = [number for number in pending if names[number]]
-        runs = [[{"judge": lines[n], "own": names[n], "known": known[n]}] for n in apart]
-        for number, (*_, outcome) in zip(apart, run.run_modules("", runs, seconds, imports=imports)):
-            if outcome.kind != "ok" or not outcome.value:
-                outcomes[number] = outcome
-            elif len(calls[number]) == CALLS:  # no reason to run it beside the program: that can return what is endless
-                error = f"RuntimeError: more than {CALLS} calls in one assert"
-                outcomes[number] = run.Outcome("error", error=error)
-            elif "whole" in outcome.value:
-                names[number] = []
-            else:
-                calls[number].append(outcome.value)
-        pending = [number for number in pending if not outcomes[number]]
-        runs = [calls[n] if names[n] else [{"exec": statements[n]}] for n in pending]
-        for number, (loaded, *steps) in zip(pending, run.run_modules(program, runs, seconds, imports=imports)):
-            if loaded.kind != "ok":
-                return [loaded]
-            if steps[-1].kind != "ok" or not names[number]:
-                outcomes[number] = steps[-1]
-            known[number] = [encode(step.value) for step in steps]
-    return [loaded, *outcomes]
+    seconds, imports = problem.tests["time_limit"], list(problem.imports)
+    asserts = [Assert(statement, *tested_names(statement, imports)) for statement in statements]
+    while still_open(asserts):
+        apart = [test for test in still_open(asserts) if test.names]
+        with run.answer("", imports=imports) as answer:
+            for test, (*_, outcome) in zip(apart, answer.run_modules([test.judged() for test in apart], seconds)):
+                test.learn(outcome)
+        beside = still_open(asserts)
+        with run.answer(program, imports=imports) as answer:
+            for test, (loaded, *steps) in zip(beside, answer.run_modules([test.called() for test in beside], seconds)):
+                if loaded.kind != "ok":
+                    return [loaded]
+                test.take(steps)
+    return [run.Outcome("ok"), *(test.outcome for test in asserts)]
+
+
+def still_open(asserts):
+    return [test for test in asserts if test.outcome is None]

@@ -1,12 +1,12 @@
 """The helper process of run.py: `helper` with CONTROL_FD PARENT_PID CONFIG, in an interpreter without site packages.
 
     helper      enters namespaces, makes a small file tree its root, then `serve`: forks for each answer
-    supervise   an answer, in that fork: prepares, and for each test forks, watches, reports
+    Supervisor  an answer, in that fork: prepares, and for each test forks, watches, reports
     confine     in the test's process: limits, no rights, no system calls that only attacks need; then
     program.execute runs the program there and writes its records
 
 It imports little, because every test pays for each page of memory that a fork has to copy. run.py says what all this
- keeps in and what not.
+keeps in and what not.
 """
 import ctypes
 import fcntl
@@ -36,98 +36,172 @@ PRELOADED = program.STAR_IMPORTS + ["decimal", "fractions", "dataclasses", "enum
 # ---- An answer ------------------------------------------------------------------------------------------------------
 
 
-def supervise(connection, proc, config):
-    """Read a line of JSON for the program, then one for each test, and reply to each (run.ask). Leaves nothing."""
-    requests, helper = connection.makefile("rb"), os.getppid()
-    answer = json.loads(requests.readline())
-    processes, nonce = PROCESSES, os.urandom(8).hex()
-    if config["namespaces"]:
-        linux.enter_user_namespace(proc)
-        linux.give_up_rights(config["filter"])
-    else:
-        call("prctl", linux.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        if not config["nobody"]:
-            processes += number_of_threads(os.geteuid())  # all of this user's count
-    for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
-        linux.limit(name, value)
+class Supervisor:
+    """The process of one answer: forks for each of its tests, watches, reports. (run.Answer talks to it.)
+
+    connection: a line of JSON for the program comes in, then one for each test, and for each a reply goes out.
+    proc: a descriptor of /proc as the helper sees it.
+    """
+
+    def __init__(self, connection, proc, config):
+        self.connection, self.proc, self.config = connection, proc, config
+        self.helper, self.nonce = os.getppid(), os.urandom(8).hex()
+
+    def run(self):
+        """Until the other side hangs up. Leaves nothing."""
+        requests = self.connection.makefile("rb")
+        answer = json.loads(requests.readline())
+        self.prepare()
+        preload(answer)
+        space = program.star_space() if answer["star_imports"] else {}
+        gc.freeze()  # a collection in a test would copy what it looks at
+        for line in requests:
+            if self.test(json.loads(line.decode()) | answer, space) == "gone":
+                return
+
+    def prepare(self):
+        """Give up the rights that no test needs, and set the limits that all tests share."""
+        processes = PROCESSES
+        if self.config["namespaces"]:
+            linux.enter_user_namespace(self.proc)
+            linux.give_up_rights(self.config["filter"])
+        else:
+            call("prctl", linux.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            if not self.config["nobody"]:
+                processes += number_of_threads(os.geteuid())  # all of this user's count
+        for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
+            linux.limit(name, value)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def test(self, test, space):
+        """Run the program once, and reply with a line of JSON, its output and its records. -> as `watch`"""
+        scratch = Scratch(self.config)
+        try:
+            scratch.make(test)
+            pid = self.fork(test, space, scratch)
+            why, status, usage = self.end_of(pid, test, scratch.records)
+        finally:
+            scratch.drop()
+        if why == "gone":
+            return why
+        output, records = scratch.read()
+        header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": [len(output), len(records)],
+                  "nonce": self.nonce, "seconds": usage.ru_utime + usage.ru_stime}
+        self.connection.sendall(json.dumps(header).encode() + b"\n" + output + records)
+        return why
+
+    def fork(self, test, space, scratch):
+        """-> the number of a new process, in which the program runs."""
+        pid = linux.fork_into_namespace() if self.config["namespaces"] else os.fork()
+        if pid:
+            return pid
+        try:
+            confine(test, scratch, self.config)
+            program.execute(test, space, self.nonce, proxy.judge)
+        finally:
+            os._exit(70)
+
+    def end_of(self, pid, test, records):
+        """Wait until the program ends, or end it. -> (why it was ended or None, its wait status, what it used)"""
+        why, end = "fault", linux.pidfd(pid)
+        try:
+            why = self.watch(pid, end, test, records)
+        finally:
+            if why:
+                os.kill(pid, signal.SIGKILL)
+            _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: when all of it have ended
+            if not self.config["namespaces"]:
+                end_children(self.proc)
+        if end >= 0:
+            os.close(end)
+        return why, status, usage
+
+    def watch(self, pid, end, test, records):
+        """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "processes", "gone"
+        (nobody wants the reply). end: its descriptor from linux.pidfd."""
+        clocks, me = Clocks(pid, test, self.proc), os.readlink("self", dir_fd=self.proc)
+        poll = select.poll()
+        poll.register(self.connection, 0)  # reports a hang-up only
+        if end >= 0:
+            poll.register(end)  # the end of the program ends the wait below, too
+        while True:
+            hung_up = self.connection.fileno() in dict(poll.poll(20))
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return None
+            if hung_up or os.getppid() != self.helper:
+                return "gone"
+            everyone = children_of(me, self.proc)
+            finished_steps = os.pread(records, program.RECORD_BYTES, 0).count(self.nonce.encode())
+            if clocks.over(everyone, finished_steps):
+                return "timeout"
+            if len(everyone) > 1 and memory_of(everyone, self.proc) > 2 * test["memory"]:
+                return "memory"
+            if len(everyone) > 2 * PROCESSES:  # no limit on processes binds some kinds of root
+                return "processes"
+
+
+def preload(answer):
+    """Import what the program mentions."""
     for name in PRELOADED:
-        if name in answer["Solution.py"] or name in program.STAR_IMPORTS and answer.get("star_imports"):
+        if name in answer["Solution.py"] or name in program.STAR_IMPORTS and answer["star_imports"]:
             try:
                 __import__(name)
             except ImportError:  # numpy, sortedcontainers: then the program lacks them, too
                 continue
-    space = program.star_space() if answer.get("star_imports") else {}
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    gc.freeze()  # a collection in a test would copy what it looks at
-    for line in requests:
-        request = json.loads(line.decode()) | answer
-        scratch = "/tmp" if config["namespaces"] else f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
-        try:
-            user, out, records = make_scratch(scratch, request, config)
-            pid = linux.fork_into_namespace() if config["namespaces"] else os.fork()
-            if pid == 0:
-                try:
-                    confine(request, scratch, out, records, user, config)
-                    program.execute(request, space, nonce, proxy.judge)
-                finally:
-                    os._exit(70)
-            why, end = "fault", linux.pidfd(pid)
-            try:
-                why = watch(pid, end, request, records, nonce, connection, helper, proc)
-            finally:
-                if why:
-                    os.kill(pid, signal.SIGKILL)
-                _, status, usage = os.wait4(pid, 0)  # for the first process of a namespace: when all of it have ended
-                if not config["namespaces"]:
-                    end_children(proc)
-        finally:
-            drop_scratch(scratch, config)
-        if why == "gone":
-            return
-        if end >= 0:
-            os.close(end)
-        sizes = [os.fstat(out).st_size, min(os.fstat(records).st_size, program.RECORD_BYTES)]
-        header = {"why": why, "status": os.waitstatus_to_exitcode(status), "sizes": sizes, "nonce": nonce,
-                  "seconds": usage.ru_utime + usage.ru_stime}
-        connection.sendall(json.dumps(header).encode() + b"\n" + os.pread(out, sizes[0], 0)
-                           + os.pread(records, sizes[1], 0))
-        os.close(out)
-        os.close(records)
 
 
-def make_scratch(scratch, request, config):
-    """Make the program's directory, with the program and its input. -> the user whom it belongs to (None: ours); the
-    files of its output and its records. All is made anew for each test: flags and attributes of a file would outlive
-    one."""
-    user = None
-    if config["namespaces"]:
-        size = SCRATCH_BYTES + 4 * len(request[".stdin"])
-        linux.mount_tmpfs(scratch, f"size={size},nr_inodes=10000,mode=755")
+class Scratch:
+    """The program's directory, with the program and its input; and the files of its output and its records.
+
+    All is made anew for each test: flags and attributes of a file would outlive one.
+    user: whom the directory belongs to; None: ours.
+    """
+
+    def __init__(self, config):
+        self.namespaces, self.nobody = config["namespaces"], config["nobody"]
+        self.folder = "/tmp" if self.namespaces else f"{config['temporary']}/sandbox-{os.urandom(8).hex()}"
+        self.user = self.output = self.records = None
+
+    def make(self, test):
+        if self.namespaces:
+            self.mount(SCRATCH_BYTES + 4 * len(test[".stdin"]))
+        else:
+            self.output, self.records = os.memfd_create("out"), os.memfd_create("records")
+            os.mkdir(self.folder, 0o700)
+            if self.nobody:
+                self.user = linux.NOBODY + os.getpid() % 5_000
+                os.chown(self.folder, self.user, self.user)
+        for name in ("Solution.py", ".stdin"):
+            write_file(f"{self.folder}/{name}", test[name], flags=os.O_CREAT)
+
+    def mount(self, size):
+        linux.mount_tmpfs(self.folder, f"size={size},nr_inodes=10000,mode=755")
         # Output to a file with a name, /dev/stdout, but not within what the program may fill up.
         linux.mount_tmpfs("/out", f"size={2 * OUTPUT_BYTES + (1 << 20)},nr_inodes=100,mode=555")
-        out = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
-        records = os.open("/out", os.O_RDWR | os.O_TMPFILE, 0o600)
-    else:
-        out, records = os.memfd_create("out"), os.memfd_create("records")
-        os.mkdir(scratch, 0o700)
-        if config["nobody"]:
-            user = linux.NOBODY + os.getpid() % 5_000
-            os.chown(scratch, user, user)
-    for name in ("Solution.py", ".stdin"):
-        write_file(f"{scratch}/{name}", request[name], flags=os.O_CREAT)
-    return user, out, records
+        self.output = os.open("/out/stdout", os.O_RDWR | os.O_CREAT, 0o600)
+        self.records = os.open("/out", os.O_RDWR | os.O_TMPFILE, 0o600)
+
+    def read(self):
+        """-> what the program has put out, and its records; closes both files."""
+        output = os.pread(self.output, os.fstat(self.output).st_size, 0)
+        records = os.pread(self.records, min(os.fstat(self.records).st_size, program.RECORD_BYTES), 0)
+        os.close(self.output)
+        os.close(self.records)
+        return output, records
+
+    def drop(self):
+        if self.namespaces:
+            for path in (self.folder, "/out"):
+                held = os.statvfs(path)
+                if (held.f_blocks - held.f_bfree) * held.f_frsize > 1 << 16 or held.f_files - held.f_ffree > 8:
+                    call("umount2", path, linux.MNT_DETACH)
+            return  # a small one stays below the next, out of reach, and goes with the answer's mounts: that is faster
+        # Other programs, as they know no limit of depth; a second time, because a program may close its folders to us.
+        remove = 'rm -rf "$0" 2>/dev/null || { chmod -R u+rwx "$0"; rm -rf "$0"; }'
+        os.waitpid(os.posix_spawnp("sh", ["sh", "-c", remove, self.folder], os.environ), 0)
 
 
-def drop_scratch(scratch, config):
-    if config["namespaces"]:
-        for path in (scratch, "/out"):
-            held = os.statvfs(path)
-            if (held.f_blocks - held.f_bfree) * held.f_frsize > 1 << 16 or held.f_files - held.f_ffree > 8:
-                call("umount2", path, linux.MNT_DETACH)
-        return  # a small one stays below the next, out of reach, and goes with the answer's mounts: that is faster
-    # Other programs, as they know no limit of depth; a second time, because a program may close its folders to us.
-    remove = 'rm -rf "$0" 2>/dev/null || { chmod -R u+rwx "$0"; rm -rf "$0"; }'
-    os.waitpid(os.posix_spawnp("sh", ["sh", "-c", remove, scratch], os.environ), 0)
+# ---- What /proc tells of a test's processes ---------------------------------------------------------------------------
 
 
 def children_of(pid, proc):
@@ -187,39 +261,29 @@ def ready_of(pids, proc, waited):
     return longest / 1e9
 
 
-def watch(pid, end, request, records, nonce, connection, helper, proc):
-    """Wait for the end of the program. -> None, or why it must be killed: "timeout", "memory", "processes", "gone"
-    (nobody wants the reply).
+class Clocks:
+    """The time of a test: of CPU, of all, and in which it stood ready while others had the CPU, in seconds.
 
     Each step has its own clocks, and there are those of all steps together: a program may forge the ends of its steps.
     """
-    start, ready, done, marks = time.monotonic(), 0.0, 0, [0.0, 0.0, 0.0]
-    me, own, waited = os.readlink("self", dir_fd=proc), {}, {}
-    poll = select.poll()
-    poll.register(connection, 0)  # reports a hang-up only
-    if end >= 0:
-        poll.register(end)  # the end of the program ends the wait below, too
-    while True:
-        hung_up = connection.fileno() in dict(poll.poll(20))
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return None
-        if hung_up or os.getppid() != helper:
-            return "gone"
-        everyone = children_of(me, proc)
-        ready += ready_of(everyone, proc, waited)
-        cpu = time.clock_gettime((~pid << 3) | 2)  # the CPU clock of another process
-        clocks = [max(cpu, cpu_of(everyone, proc, own)), time.monotonic() - start, ready]
-        finished = os.pread(records, program.RECORD_BYTES, 0).count(nonce.encode())
-        if finished > done:
-            done, marks = finished, clocks
-        of_step = [clock - mark for clock, mark in zip(clocks, marks)]
-        seconds = request["seconds"][min(done, len(request["seconds"]) - 1)]
-        if over(*of_step, seconds) or over(*clocks, request["total"]):
-            return "timeout"
-        if len(everyone) > 1 and memory_of(everyone, proc) > 2 * request["memory"]:
-            return "memory"
-        if len(everyone) > 2 * PROCESSES:  # no limit on processes binds some kinds of root
-            return "processes"
+
+    def __init__(self, pid, test, proc):
+        self.pid, self.test, self.proc = pid, test, proc
+        self.start, self.ready = time.monotonic(), 0.0
+        self.steps, self.step_start = 0, [0.0, 0.0, 0.0]  # how many have ended, and what the clocks said then
+        self.own, self.waited = {}, {}  # kept for `cpu_of` and `ready_of`
+
+    def over(self, pids, finished_steps):
+        """Has the test, or its step, used its time? pids: its processes."""
+        self.ready += ready_of(pids, self.proc, self.waited)
+        cpu = time.clock_gettime((~self.pid << 3) | 2)  # the CPU clock of another process
+        clocks = [max(cpu, cpu_of(pids, self.proc, self.own)), time.monotonic() - self.start, self.ready]
+        if finished_steps > self.steps:
+            self.steps, self.step_start = finished_steps, clocks
+        of_step = [clock - start for clock, start in zip(clocks, self.step_start)]
+        limits = self.test["seconds"]
+        seconds = limits[min(self.steps, len(limits) - 1)]
+        return over(*of_step, seconds) or over(*clocks, self.test["total"])
 
 
 def over(cpu, wall, ready, seconds):
@@ -230,24 +294,24 @@ def over(cpu, wall, ready, seconds):
 # ---- A test ---------------------------------------------------------------------------------------------------------
 
 
-def confine(request, scratch, out, records, user, config):
+def confine(test, scratch, config):
     """Turn this process into the program's: its files, its limits, no rights."""
     os.setpgid(0, 0)  # setsid would cost 2 ms: the scheduler makes a group for each session
-    os.chdir(scratch)
+    os.chdir(scratch.folder)
     given, nothing = os.open(".stdin", os.O_RDONLY), os.open("/dev/null", os.O_WRONLY)
-    for own, fd in enumerate((given, out, nothing, records)):
+    for own, fd in enumerate((given, scratch.output, nothing, scratch.records)):
         os.dup2(fd, own)
     os.closerange(4, 900)  # from 900 on: Python's folders, see `serve`
-    linux.limit("AS", request["memory"], spare=64 << 20)
+    linux.limit("AS", test["memory"], spare=64 << 20)
     linux.limit("FSIZE", OUTPUT_BYTES)
-    linux.limit("CPU", int(min(request["total"], sum(request["seconds"]))) + 2, spare=1)
+    linux.limit("CPU", int(min(test["total"], sum(test["seconds"]))) + 2, spare=1)
     if not config["namespaces"]:
         linux.give_up_rights(config["filter"])
-        linux.landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch, "/dev/null"])
-        if user:
+        linux.landlock(config["sources"] + ["/dev", f"/proc/{os.getpid()}"], [scratch.folder, "/dev/null"])
+        if scratch.user:
             os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
+            os.setresgid(scratch.user, scratch.user, scratch.user)
+            os.setresuid(scratch.user, scratch.user, scratch.user)
     linux.drop_capabilities()
 
 
@@ -255,24 +319,11 @@ def confine(request, scratch, out, records, user, config):
 
 
 def serve(control, parent, proc, config):
-    """Fork for each request. Ends when the other side does."""
-    site.setquit()  # exit and quit, as in any Python
-    sys.argv = ["Solution.py"]
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
-    sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this project
-    if config["namespaces"]:
-        sys.path[:] = map(linux.inside, sys.path)
-    elif config["nobody"]:  # programs run as a user who may not be let into, say, /root
-        folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
-        sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
-    config["filter"] = linux.MACHINE and ctypes.create_string_buffer(linux.seccomp_filter(config["namespaces"]))
+    """Fork a supervisor for each connection that comes in. Ends when the other side does."""
+    set_up_python(config)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)
-    compile("0", "", "exec")  # makes the classes of `ast` once and not in each test
-    if hasattr(linux.libc, "malloc_trim"):  # what compiling has left: every fork would copy it
-        linux.libc.malloc_trim(0)
     control.send(b"ready")
     while os.getppid() == parent:
         if not select.select([control], [], [], 0.5)[0]:
@@ -283,36 +334,66 @@ def serve(control, parent, proc, config):
         if os.fork() == 0:
             try:
                 control.close()
-                connection = socket.socket(fileno=fds[0])
-                try:
-                    supervise(connection, proc, config)
-                except Exception as error:
-                    fault = {"fault": f"{type(error).__name__}: {error}"}
-                    connection.sendall(json.dumps(fault).encode() + b"\n")
+                supervise(socket.socket(fileno=fds[0]), proc, config)
             finally:
                 os._exit(0)
         os.close(fds[0])
 
 
+def supervise(connection, proc, config):
+    """Be the process of an answer; what goes wrong is the reply."""
+    try:
+        Supervisor(connection, proc, config).run()
+    except Exception as error:
+        fault = {"fault": f"{type(error).__name__}: {error}"}
+        connection.sendall(json.dumps(fault).encode() + b"\n")
+
+
+def set_up_python(config):
+    """What the programs find of it, and what would cost each of them time."""
+    site.setquit()  # exit and quit, as in any Python
+    sys.argv = ["Solution.py"]
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(50_000)  # as LiveCodeBench's runner does
+    sys.path[:] = sys.path[1:] + config["packages"]  # not the folder of this project
+    if config["namespaces"]:
+        sys.path[:] = map(linux.inside, sys.path)
+    elif config["nobody"]:  # programs run as a user who may not be let into, say, /root
+        folders = [os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)]
+        sys.path[:] = [f"/proc/self/fd/{fcntl.fcntl(fd, fcntl.F_DUPFD, 900)}" for fd in folders]
+    compile("0", "", "exec")  # makes the classes of `ast` once and not in each test
+    if linux.ARCHITECTURE:
+        config["filter"] = ctypes.create_string_buffer(linux.seccomp_filter(config["namespaces"]))
+    if hasattr(linux.libc, "malloc_trim"):  # what compiling has left: every fork would copy it
+        linux.libc.malloc_trim(0)
+
+
 def helper():
     control, parent, config = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), json.loads(sys.argv[3])
+    config["filter"] = None
     try:
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         write_file("self/oom_score_adj", "1000", proc)  # if memory runs out, a program ends before the engine
         config["nobody"] = linux.may_become_nobody()
         if config["namespaces"]:
             linux.enter_namespaces(proc, config["nobody"])
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-            pid = os.fork()
-            if pid:  # this one only watches: the first process of the namespace ends with it, and all others with that
-                control.close()
-                while os.getppid() == parent and not os.waitpid(pid, os.WNOHANG)[0]:
-                    signal.sigtimedwait([signal.SIGCHLD], 0.5)
-                os._exit(0)
-            call("prctl", linux.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            fork_first_process(control, parent)
             linux.build_root(config["sources"])
             parent = os.getppid()
     except OSError as error:
         control.send(str(error).encode())
         os._exit(1)
     serve(control, parent, proc, config)
+
+
+def fork_first_process(control, parent):
+    """Go on as the first process of the namespace. The one before it stays and only watches: the first ends with it,
+    and all others with the first."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    pid = os.fork()
+    if pid:
+        control.close()
+        while os.getppid() == parent and not os.waitpid(pid, os.WNOHANG)[0]:
+            signal.sigtimedwait([signal.SIGCHLD], 0.5)
+        os._exit(0)
+    call("prctl", linux.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -23,23 +23,45 @@ NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 
 MS_BIND, MS_REC, MS_PRIVATE, READ_ONLY, NOSUID, NODEV, MNT_DETACH = 4096, 16384, 1 << 18, 1, 2, 4, 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 MOUNT_SETATTR, LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 442, 444, 445, 446
-# Numbers that differ between processors. denied: socket (asyncio and multiprocessing do with socketpair), memfd_create,
-# shmget, semget, msgget, mq_open, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl,
-# setns, ptrace, process_vm_readv, process_vm_writev, clone3 (libc does without): network, memory beyond the limits,
-# state that outlives a test, tracing, what only attacks on the kernel need.
-# Where other processes are in sight, also these. others: kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo,
-# pidfd_open, pidfd_send_signal, setpriority, ioprio_set; own: prlimit64, sched_setaffinity, sched_setparam,
-# sched_setscheduler, sched_setattr, whose first argument is a process and must be 0, the caller; and these kinds of a
-# call, by its second argument: fcntl to F_SETOWN and F_SETOWN_EX, ioctl to FIOSETOWN and SIOCSPGRP (the kernel then
-# sends signals to that process), socketpair of datagrams (which can be sent to any socket that has a path).
-MACHINE = {
-    "x86_64": {"architecture": 0xC000003E, "clone": 56, "unshare": 272, "fcntl": 72, "ioctl": 16, "socketpair": 53,
-               "denied": [41, 319, 29, 64, 68, 240, 425, 321, 323, 298, 248, 249, 250, 308, 101, 310, 311, 435],
-               "others": [62, 200, 234, 129, 297, 434, 424, 141, 251], "own": [302, 203, 142, 144, 314]},
-    "aarch64": {"architecture": 0xC00000B7, "clone": 220, "unshare": 97, "fcntl": 25, "ioctl": 29, "socketpair": 199,
-                "denied": [198, 279, 194, 190, 186, 180, 425, 280, 282, 241, 217, 218, 219, 268, 117, 270, 271, 435],
-                "others": [129, 130, 131, 138, 240, 434, 424, 140, 30], "own": [261, 122, 118, 119, 274]},
-}.get(os.uname().machine)
+
+# ---- System calls by name -------------------------------------------------------------------------------------------
+
+X86_64, AARCH64 = 0xC000003E, 0xC00000B7  # as a filter sees the processor
+ARCHITECTURE = {"x86_64": X86_64, "aarch64": AARCH64}.get(os.uname().machine)  # None: no filter, no namespaces
+CALLS = {  # the numbers on x86-64 and on ARM
+    "clone": (56, 220), "unshare": (272, 97), "fcntl": (72, 25), "ioctl": (16, 29), "socketpair": (53, 199),
+    # Network. asyncio and multiprocessing do with socketpair.
+    "socket": (41, 198),
+    # Memory beyond the limits, and state that outlives a test.
+    "memfd_create": (319, 279), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # What only attacks on the kernel need.
+    "io_uring_setup": (425, 425), "bpf": (321, 280), "userfaultfd": (323, 282), "perf_event_open": (298, 241),
+    "setns": (308, 268),
+    # Tracing.
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    # Its flags lie in memory, where no filter can read them. libc does without it if the kernel has none.
+    "clone3": (435, 435),
+    # Signals to other processes, and their priorities.
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
+    "setpriority": (141, 140), "ioprio_set": (251, 30),
+    # Limits and processors of a process, which is the first argument.
+    "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119), "sched_setattr": (314, 274)}
+DENIED = ("socket memfd_create shmget semget msgget mq_open io_uring_setup bpf userfaultfd perf_event_open add_key "
+          "request_key keyctl setns ptrace process_vm_readv process_vm_writev").split()
+# Where other processes are in sight, also these; and ONLY_SELF for the caller itself alone.
+DENIED_IN_SIGHT = ("kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal setpriority "
+                   "ioprio_set").split()
+ONLY_SELF = "prlimit64 sched_setaffinity sched_setparam sched_setscheduler sched_setattr".split()
+# fcntl and ioctl that make the kernel send signals to another process; sockets that can send to any that has a path.
+F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP, SOCK_DGRAM = 8, 15, 0x8901, 0x8902, 2
+
+
+def number_of(name, architecture=ARCHITECTURE):
+    """The number of a system call."""
+    return CALLS[name][architecture == AARCH64]
 
 
 def call(function, *args):
@@ -205,25 +227,67 @@ def landlock(read, write):
     os.close(ruleset)
 
 
-def seccomp_filter(namespaces):
+class Filter:
+    """A seccomp filter in the kernel's small machine language: a list of (operation, steps to jump over if true, if
+    false, value). Between two rules the number of the system call is loaded. `data`: what the kernel is given."""
+
+    LOAD, EQUAL, ANY_BIT, AT_LEAST, GIVE = 0x20, 0x15, 0x45, 0x35, 0x06
+    NUMBER, PROCESSOR, ARGUMENTS = 0, 4, 16  # where they stand in what a filter may load
+    NOT_PERMITTED, NO_SUCH_CALL, ALLOW, KILL = 0x50001, 0x50026, 0x7FFF0000, 0x80000000  # EPERM, ENOSYS
+
+    def __init__(self, architecture):
+        self.architecture = architecture
+        self.code = [(self.LOAD, 0, 0, self.PROCESSOR),
+                     (self.EQUAL, 1, 0, architecture),
+                     (self.GIVE, 0, 0, self.KILL),
+                     (self.LOAD, 0, 0, self.NUMBER),
+                     (self.AT_LEAST, 0, 1, 0x40000000),  # x32, the second numbering of x86-64
+                     (self.GIVE, 0, 0, self.NOT_PERMITTED)]
+
+    def deny(self, call, error=NOT_PERMITTED):
+        self.code += [(self.EQUAL, 0, 1, number_of(call, self.architecture)),
+                      (self.GIVE, 0, 0, error)]
+
+    def deny_if(self, call, argument, value, comparison=EQUAL):
+        """Deny a call whose argument, counted from 0, is `value`, or has one of its bits."""
+        self.check(call, argument, (comparison, 0, 1, value))
+
+    def only_self(self, call):
+        """Deny a call whose first argument is a process, unless that is 0, the caller."""
+        self.check(call, 0, (self.EQUAL, 1, 0, 0))
+
+    def check(self, call, argument, comparison):
+        """`comparison` looks at the argument and jumps over the denial or not."""
+        self.code += [(self.EQUAL, 0, 4, number_of(call, self.architecture)),
+                      (self.LOAD, 0, 0, self.ARGUMENTS + 8 * argument),
+                      comparison,
+                      (self.GIVE, 0, 0, self.NOT_PERMITTED),
+                      (self.LOAD, 0, 0, self.NUMBER)]
+
+    @property
+    def data(self):
+        return b"".join(struct.pack("HBBI", *line) for line in self.code + [(self.GIVE, 0, 0, self.ALLOW)])
+
+
+def seccomp_filter(namespaces, architecture=ARCHITECTURE):
     """The filter that makes denied system calls fail; where no namespace hides other processes, those to them too."""
-    load, equal, any_bit, at_least, give = 0x20, 0x15, 0x45, 0x35, 0x06
-    deny, unknown, allow, kill = 0x50001, 0x50026, 0x7FFF0000, 0x80000000  # EPERM, ENOSYS
-    code = [(load, 0, 0, 4), (equal, 1, 0, MACHINE["architecture"]), (give, 0, 0, kill), (load, 0, 0, 0),
-            (at_least, 0, 1, 0x40000000), (give, 0, 0, deny)]  # x32, the second numbering of x86-64
-    for number in MACHINE["denied"] + ([] if namespaces else MACHINE["others"]):
-        code += [(equal, 0, 1, number), (give, 0, 0, unknown if number == 435 else deny)]
-    for number in [] if namespaces else MACHINE["own"]:
-        code += [(equal, 0, 4, number), (load, 0, 0, 16), (equal, 1, 0, 0), (give, 0, 0, deny), (give, 0, 0, allow)]
-    kinds = [("fcntl", equal, 8), ("fcntl", equal, 15), ("ioctl", equal, 0x8901), ("ioctl", equal, 0x8902),
-             ("socketpair", any_bit, 2)]
-    for name, comparison, kind in [] if namespaces else kinds:
-        code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 24), (comparison, 0, 1, kind), (give, 0, 0, deny),
-                 (load, 0, 0, 0)]
+    rules = Filter(architecture)
+    for name in DENIED:
+        rules.deny(name)
+    rules.deny("clone3", rules.NO_SUCH_CALL)
     for name in "clone", "unshare":  # no user namespace
-        code += [(equal, 0, 4, MACHINE[name]), (load, 0, 0, 16), (any_bit, 0, 1, NEWUSER), (give, 0, 0, deny),
-                 (give, 0, 0, allow)]
-    return b"".join(struct.pack("HBBI", *line) for line in code + [(give, 0, 0, allow)])
+        rules.deny_if(name, 0, NEWUSER, rules.ANY_BIT)
+    if not namespaces:
+        for name in DENIED_IN_SIGHT:
+            rules.deny(name)
+        for name in ONLY_SELF:
+            rules.only_self(name)
+        rules.deny_if("fcntl", 1, F_SETOWN)
+        rules.deny_if("fcntl", 1, F_SETOWN_EX)
+        rules.deny_if("ioctl", 1, FIOSETOWN)
+        rules.deny_if("ioctl", 1, SIOCSPGRP)
+        rules.deny_if("socketpair", 1, SOCK_DGRAM, rules.ANY_BIT)  # a bit: raw sockets have it, too
+    return rules.data
 
 
 def give_up_rights(filter):
@@ -237,7 +301,7 @@ def give_up_rights(filter):
 def fork_into_namespace():
     """fork, the child as the first process of a new namespace. (unshare and fork would do it, but only once.)"""
     before_fork()
-    pid = clone(MACHINE["clone"], NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
+    pid = clone(number_of("clone"), NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
     if pid:
         parent_after_fork()
     else:
@@ -249,7 +313,7 @@ def fork_into_namespace():
 
 def pidfd(pid):
     """A descriptor that is readable once the process has ended; -1 if this kernel has none (before Linux 5.3)."""
-    return libc.syscall(434, pid, 0)
+    return libc.syscall(number_of("pidfd_open"), pid, 0)
 
 
 def drop_capabilities():

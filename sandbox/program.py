@@ -23,13 +23,15 @@ MODULES = {"Decimal": "decimal", "Fraction": "fractions", "Counter": "collection
 # ---- Values as JSON that is safe to read --------------------------------------------------------------------------
 
 
-def encode(value, depth=0):
-    """`value` as JSON-able data. Subclasses lose what they override: what equals all there is a plain int here."""
+def encode(value, depth=0, own=None):
+    """`value` as JSON-able data. Subclasses lose what they override: what equals all there is a plain int here.
+
+    own: the class of what stands for an object of the program (proxy.Proxy); such an object becomes its expression.
+    """
     if depth > 100:
         raise RecursionError("the value is nested too deeply")
-    kind, down = type(value), depth + 1
-    if kind.__qualname__ == "judge.<locals>.Proxy":
-        return {"own": value.path}
+    if own is not None and type(value) is own:
+        return {"own": value._path}
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
@@ -41,24 +43,31 @@ def encode(value, depth=0):
         return str.__str__(value)
     for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
-            items = [encode(item, down) for item in base.__iter__(value)]
+            items = [encode(item, depth + 1, own) for item in base.__iter__(value)]
             return items if base is list else {base.__name__: items}
+    return encode_other(value, depth + 1, own)
+
+
+def encode_other(value, depth, own):
+    """The second half of `encode`: dicts, bytes, objects of Python's library and of numpy, and what has no plain form."""
+    kind = type(value)
     if MODULES.get(kind.__name__) == kind.__module__:
         if kind.__module__ == "datetime":
-            return {kind.__name__: encode(value.__reduce__()[1], down)["tuple"]}
+            return {kind.__name__: encode(value.__reduce__()[1], depth, own)["tuple"]}
         plain = {"Counter": dict, "deque": list}.get(kind.__name__, str)
-        return {kind.__name__: [encode(plain(value), down)]}
+        return {kind.__name__: [encode(plain(value), depth, own)]}
     if isinstance(value, dict):
-        return {"dict": [[encode(key, down), encode(item, down)] for key, item in dict.items(value)]}
+        pairs = [[encode(key, depth, own), encode(item, depth, own)] for key, item in dict.items(value)]
+        return {"dict": pairs}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": value.hex()}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
-        plain = encode(value.tolist(), down)
+        plain = encode(value.tolist(), depth, own)
         return plain if value.shape == () else {"array": plain}
     if hasattr(value, "__iter__") and kind.__module__ in ("builtins", "itertools") and not isinstance(value, type):
-        return {"iterator": [encode(item, down) for item in value]}
+        return {"iterator": [encode(item, depth, own) for item in value]}
     return {"object": repr(value)[:300]}
 
 
@@ -101,9 +110,14 @@ def decode(data, own=None):
     if kind in ("object", "digest"):
         return Opaque(str(body)) if kind == "object" else str(body)
     if kind == "dict":
-        keys, items = decode([key for key, _ in body], own), decode([item for _, item in body], own)
+        keys = decode([key for key, _ in body], own)
+        items = decode([item for _, item in body], own)
         return dict(zip(distinct(keys), items))
-    body = decode(body, own)
+    return decode_object(kind, decode(body, own))
+
+
+def decode_object(kind, body):
+    """The second half of `decode`. body: the decoded list of what the object is made of."""
     if kind == "Fraction":
         return __import__("fractions").Fraction(*map(int, body[0].split("/")))  # not "1e999999999", which takes forever
     if kind == "Counter" and not isinstance(body[0], dict):  # whose keys have been counted by `distinct`
@@ -113,10 +127,15 @@ def decode(data, own=None):
         if kind == "Decimal" and value.is_snan():
             raise ValueError("to compare it raises an exception")
         return value
-    if kind in ("set", "frozenset"):
-        return {"set": set, "frozenset": frozenset}[kind](distinct(body))
-    return {"tuple": tuple, "iterator": iter, "complex": lambda pair: complex(*pair),
-            "array": lambda items: Opaque(f"array({items!r})"[:300], items)}[kind](body)
+    if kind == "set":
+        return set(distinct(body))
+    if kind == "frozenset":
+        return frozenset(distinct(body))
+    if kind == "array":
+        return Opaque(f"array({body!r})"[:300], body)
+    if kind == "complex":
+        return complex(*body)
+    return {"tuple": tuple, "iterator": iter}[kind](body)
 
 
 def distinct(items):
@@ -140,93 +159,126 @@ def star_space():
     return space
 
 
-def execute(request, space, nonce, judge):
-    """Run the program or load it and take the steps; write a record for each; end this process. judge: that
-    of proxy.py."""
-    program, script, written = request["Solution.py"], request["steps"] is None, 0
-    end, write, dumps, getpid = os._exit, os.write, json.dumps, os.getpid  # as they are before the program runs
-    us = getpid()
+class Records:
+    """The file of records of a test. Holds what it needs of other modules as it is before the program runs."""
 
-    def record(data):
-        nonlocal written
-        if getpid() != us:  # a process that the program started: how that one ends is the program's affair
+    def __init__(self, nonce, program):
+        self.nonce, self.program, self.written = nonce, program, 0
+        self.write, self.dumps, self.getpid = os.write, json.dumps, os.getpid
+        self.us = os.getpid()
+
+    def add(self, data):
+        if self.getpid() != self.us:  # a process that the program started: how that one ends is the program's affair
             return
-        text = memoryview(f"{nonce}{dumps(data)}\n".encode())
-        if written + len(text) > RECORD_BYTES - 50_000 * ("error" not in data):  # room for what went wrong
+        text = memoryview(f"{self.nonce}{self.dumps(data)}\n".encode())
+        room = RECORD_BYTES if "error" in data else RECORD_BYTES - 50_000  # room for what went wrong
+        if self.written + len(text) > room:
             raise ValueError("the result is too large")
-        written += len(text)
+        self.written += len(text)
         while text:
-            text = text[write(3, text) :]
+            text = text[self.write(3, text) :]
 
-    def failed(error):
+    def failed(self, error):
         resource.setrlimit(resource.RLIMIT_AS, (resource.getrlimit(resource.RLIMIT_AS)[1],) * 2)  # room to say so
         try:
-            data = describe(error, program.split("\n"))
+            data = describe(error, self.program.split("\n"))
         except BaseException:  # its __str__ is the program's
             data = {"error": type(error).__name__, "frames": []}
-        record(data)
+        self.add(data)
 
+
+def execute(request, space, nonce, judge):
+    """Run the program or load it and take the steps; write a record for each; end this process.
+
+    space: the names that its module starts with; judge: that of proxy.py.
+    """
+    end, out = os._exit, sys.stdout  # out: like sys.stdin, made for this descriptor and untouched so far
+    script = request["steps"] is None
+    records = Records(nonce, request["Solution.py"])
     sys.path.insert(0, "")
-    out = sys.stdout  # like sys.stdin, made for these descriptors and untouched so far
-    module = type(sys)("__main__" if script else "Solution")
-    sys.modules[module.__name__] = module
-    names = module.__dict__
-    names.update(space, __name__=module.__name__, __builtins__=builtins, __file__=os.path.abspath("Solution.py"))
+    names = new_module("__main__" if script else "Solution", space)
     try:
         if not script:
             if request["star_imports"]:
                 sys.setrecursionlimit(50_000)  # as that runner does
             exec("\n".join(request["imports"]), names)
-        exec(compile(program, "Solution.py", "exec", dont_inherit=True), names)
+        exec(compile(request["Solution.py"], "Solution.py", "exec", dont_inherit=True), names)
     except BaseException as error:
         if not script or not isinstance(error, SystemExit):  # of a module, there would be no result
-            failed(error)
+            records.failed(error)
             end(0)
     if script:
-        try:
-            if "threading" in sys.modules:
-                sys.modules["threading"]._shutdown()
-            if "atexit" in sys.modules:
-                sys.modules["atexit"]._run_exitfuncs()
-            flush(getattr(sys, "stdout", None))  # it may be of the program's own making, and need the program's names
-            names.clear()  # files that it left open are written
-            flush(out)
-        except SystemExit:
-            pass
-        except BaseException as error:
-            failed(error)
-        end(0)
-    record({"value": None})
-    results, clock = [], time.perf_counter
+        finish_script(names, out, records)
+    else:
+        records.add({"value": None})
+        take_steps(request, names, records, judge)
+    end(0)
+
+
+def new_module(name, space):
+    """-> the names of an empty module; it is held by sys.modules."""
+    module = sys.modules[name] = type(sys)(name)
+    names = module.__dict__
+    names.update(space, __name__=name, __builtins__=builtins, __file__=os.path.abspath("Solution.py"))
+    return names
+
+
+def finish_script(names, out, records):
+    """What Python does at the end of a script. out: its first sys.stdout."""
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        if "atexit" in sys.modules:
+            sys.modules["atexit"]._run_exitfuncs()
+        flush(getattr(sys, "stdout", None))  # it may be of the program's own making, and need the program's names
+        names.clear()  # files that it left open are written
+        flush(out)
+    except SystemExit:
+        pass
+    except BaseException as error:
+        records.failed(error)
+
+
+def take_steps(request, names, records, judge):
+    """Take the steps of a module up to the first that fails."""
+    results, clock = [], time.perf_counter  # results: of expressions, for the steps that follow
     for step in request["steps"]:
         start = clock()
         try:
-            if "call" in step:
-                owner = names.get("Solution")
-                function = getattr(owner(), step["call"], None) if isinstance(owner, type) else None
-                if function is None and step["call"] not in names:
-                    raise NameError(f"name '{step['call']}' is not defined")
-                value = (function or names[step["call"]])(*map(decode, step["args"]))
-            elif "eval" in step:
-                def own(path):
-                    return eval(path, names, {"results": results})
-
-                given = {name: decode(value, own) for name, value in step["names"].items()} | {"results": results}
-                value = eval(compile(step["eval"], "<test>", "eval", dont_inherit=True), names, given)
-            elif "judge" in step:
-                value = judge(step, names, encode, decode)
-            else:
-                value = exec(compile(step["exec"], "<test>", "exec", dont_inherit=True), names)
+            value = take(step, names, results, judge)
             if "eval" in step:
-                results.append(value)  # for the steps that follow
-            long = request.get("digests") and type(value) in (list, tuple) and len(value) > LONG
-            long = long and not isinstance(value[0], (int, float, complex))  # those may be compared with a tolerance
-            data = digest(value) if long else encode(value)
-            record({"value": data, "seconds": clock() - start})
+                results.append(value)
+            data = digest(value) if request["digests"] and is_long(value) else encode(value)
+            records.add({"value": data, "seconds": clock() - start})
         except BaseException as error:
-            failed(error)
-            break
-    end(0)
+            records.failed(error)
+            return
+
+
+def take(step, names, results, judge):
+    """Take one step, as run.Answer.run_modules describes it. -> its value"""
+    if "call" in step:
+        owner = names.get("Solution")
+        function = getattr(owner(), step["call"], None) if isinstance(owner, type) else None
+        if function is None and step["call"] not in names:
+            raise NameError(f"name '{step['call']}' is not defined")
+        return (function or names[step["call"]])(*map(decode, step["args"]))
+    if "eval" in step:
+        def own(path):
+            return eval(path, names, {"results": results})
+
+        given = {name: decode(value, own) for name, value in step["names"].items()}
+        code = compile(step["eval"], "<test>", "eval", dont_inherit=True)
+        return eval(code, names, given | {"results": results})
+    if "judge" in step:
+        return judge(step, names)
+    return exec(compile(step["exec"], "<test>", "exec", dont_inherit=True), names)
+
+
+def is_long(value):
+    """A list or tuple whose digest will do. (Not of numbers: those may be compared with a tolerance.)"""
+    return (type(value) in (list, tuple) and len(value) > LONG
+            and not isinstance(value[0], (int, float, complex)))
 
 
 def flush(stream):

@@ -1,7 +1,8 @@
 """Runs untrusted programs: the model's own, with a reward at stake.
 
-    run_scripts(program, inputs, seconds) -> iterator of Outcomes        `python Solution.py < input`, for each input
-    run_modules(program, runs, seconds) -> iterator of lists of Outcomes loads the program, then calls or evaluates
+    with answer(program) as tested:
+        tested.run_scripts(inputs, seconds)    iterator of Outcomes:          `python Solution.py < input`, for each input
+        tested.run_modules(runs, seconds)      iterator of lists of Outcomes: loads the program, then calls or evaluates
 
 How. A small helper (jail.py, under a minimal interpreter, no fork of the engine's process) forks a supervisor for each
 answer, and that one a fresh process for each test. It is process 1 of a namespace: when it ends, is killed, or we die,
@@ -43,7 +44,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from common.errors import BadInput
@@ -63,7 +64,7 @@ class Outcome:
     seconds: float = 0.0  # of CPU, for a script; of wall time, as the program's process says, for a step
 
 
-AHEAD_BYTES = 50_000
+AHEAD_BYTES = 50_000  # a request of no more waits in the socket, and neither side waits for the other
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 HELPER = f"import sys; sys.path.insert(0, {ROOT!r}); from sandbox import jail; jail.helper()"
 CANARY = "import math, sys\nprint(math.isqrt(int(input())), len(sys.stdin.read()))"
@@ -77,31 +78,47 @@ def start():
     with lock:
         if process and process.poll() is None:
             return control
-        again, problems = process is not None, []
+        first = process is None
         close()
-        for namespaces in (True, False):
-            try:
-                known = linux.MACHINE or not namespaces
-                reply = spawn(namespaces) if known else f"unknown processor {os.uname().machine}"
-                if reply == "ready":
-                    outcome = next(run_scripts(CANARY, ["144\nabc"], 20, helper=control))
-                    if outcome.stdout == "12 3\n":
-                        break
-                    reply = f"a program known to be good came to {outcome}"
-            except (OSError, RuntimeError) as error:
-                reply = str(error)
-            problems.append(reply)
-            close()
-        else:
-            raise BadInput(f"Programs cannot be run safely on this machine: {'; '.join(problems)}.")
-        missing = [] if namespaces else [f"namespaces ({problems[0]})"]
-        if not namespaces and linux.landlock_version() < 1:
-            missing.append("Landlock")
-        if not linux.MACHINE:
-            missing.append("seccomp")
-        if missing and not again:
-            print(f"warning: the sandbox for programs is weaker here, without {', '.join(missing)}", file=sys.stderr)
+        without = try_helper(True)
+        if without:
+            broken = try_helper(False)
+            if broken:
+                raise BadInput(f"Programs cannot be run safely on this machine: {without}; {broken}.")
+        if first:
+            warn(without)
         return control
+
+
+def try_helper(namespaces):
+    """Start a helper and let it run a program known to be good. -> None, or why there is no such helper."""
+    try:
+        if namespaces and not linux.ARCHITECTURE:
+            return f"unknown processor {os.uname().machine}"
+        reply = spawn(namespaces)
+        if reply == "ready":
+            with answer(CANARY, helper=control) as canary:
+                outcome, = canary.run_scripts(["144\nabc"], 20)
+            if outcome.stdout == "12 3\n":
+                return None
+            reply = f"a program known to be good came to {outcome}"
+    except (OSError, RuntimeError) as error:
+        reply = str(error)
+    close()
+    return reply
+
+
+def warn(without_namespaces):
+    """Say once what is missing here. without_namespaces: why there are none, or None."""
+    missing = []
+    if without_namespaces:
+        missing.append(f"namespaces ({without_namespaces})")
+        if linux.landlock_version() < 1:
+            missing.append("Landlock")
+    if not linux.ARCHITECTURE:
+        missing.append("seccomp")
+    if missing:
+        print(f"warning: the sandbox for programs is weaker here, without {', '.join(missing)}", file=sys.stderr)
 
 
 def spawn(namespaces):
@@ -139,39 +156,7 @@ def close():
 atexit.register(close)
 
 
-def ask(program, tests, helper=None):
-    """One answer: `program` and `tests` are requests as `supervise` reads them; helper: the one to ask, which has just
-    started. -> iterator of (header, output, records); RuntimeError if the helper fails twice at a test."""
-    done = failures = 0
-    while done < len(tests):
-        to = helper or start()
-        ours, theirs = socket.socketpair()
-        with nullcontext() if helper else slots, ours, ours.makefile("rb") as replies:
-            try:
-                with theirs:
-                    socket.send_fds(to, [b"t"], [theirs.fileno()])
-                message, sent = json.dumps(program).encode() + b"\n", done
-                while done < len(tests):
-                    for test in tests[sent : done + 2]:
-                        line = json.dumps(test).encode() + b"\n"
-                        if sent > done and len(line) > AHEAD_BYTES:
-                            break  # a short one waits in the socket, and neither side waits for the other
-                        message, sent = message + line, sent + 1
-                    with suppress(ConnectionError):  # the reply says why
-                        ours.sendall(message)
-                    message = b""
-                    header = json.loads(replies.readline() or b"null")
-                    if header is None or "fault" in header:
-                        raise ConnectionError(header["fault"] if header else "its process died")
-                    output, records = (replies.read(size) for size in header["sizes"])
-                    if [len(output), len(records)] != header["sizes"]:
-                        raise ConnectionError("its process died in the middle of a reply")
-                    done, failures = done + 1, 0
-                    yield header, output, records
-            except (OSError, ValueError) as error:  # the helper died; `start` makes another
-                failures += 1
-                if failures == 2:
-                    raise RuntimeError(f"the sandbox gave no answer ({error})") from error
+# ---- Outcomes -------------------------------------------------------------------------------------------------------
 
 
 def outcome_of_end(header):
@@ -188,58 +173,153 @@ def outcome_of_end(header):
     return Outcome("error", error=f"ProcessError: exit status {header['status']}")
 
 
+def outcome_of_script(header, output, records):
+    outcomes = read_records(header, records)
+    if header["why"] or header["status"]:
+        outcomes = [outcome_of_end(header)]
+    last = outcomes[-1] if outcomes else Outcome("ok")
+    return Outcome(last.kind, output.decode("utf-8", "replace"), None, last.error, last.frames, header["seconds"])
+
+
 def read_records(header, records):
     """-> Outcomes of the steps that were recorded. What the program itself wrote there is data, and may be broken."""
-    outcomes = []
-    for line in records.split(b"\n"):
-        if line.startswith(header["nonce"].encode()):
+    nonce = header["nonce"].encode()
+    lines = [line for line in records.split(b"\n") if line.startswith(nonce)]
+    return [read_record(line[len(nonce):]) for line in lines]
+
+
+def read_record(line):
+    try:
+        record = json.loads(line)
+        if "error" in record:
+            frames = [[int(number), str(source), str(name)] for number, source, name in record["frames"][:3]]
+            return Outcome("error", error=str(record["error"]), frames=frames)
+        seconds = float(record.get("seconds", 0))
+        return Outcome("ok", value=decode(record["value"]), seconds=seconds)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+        return Outcome("error", error="ValueError: the result cannot be read")
+
+
+# ---- An answer ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answer(program, memory=MEMORY_BYTES, imports=(), star_imports=False, digests=False, helper=None):
+    """`with answer(program) as tested`: an Answer, which holds a slot.
+
+    For modules: imports: lines of code to run first; star_imports: STAR_IMPORTS before them; digests: of long lists
+    only a digest. helper: the one to ask, which has just started and needs no slot.
+    """
+    request = {"Solution.py": program, "memory": memory, "imports": list(imports), "star_imports": star_imports,
+               "digests": digests}
+    with nullcontext() if helper else slots:
+        tested = Answer(request, helper)
+        try:
+            yield tested
+        finally:
+            tested.close()
+
+
+class Answer:
+    """A program under test, in a process that forks for each test (jail.Supervisor); made by `answer`."""
+
+    def __init__(self, request, helper=None):
+        self.request, self.helper = request, helper
+        self.connection = self.replies = None
+        self.waiting = []  # lines of tests that were sent and have no reply: one, or two with one sent ahead
+
+    def run_scripts(self, inputs, seconds):
+        """Run the program as `__main__` on each text of `inputs`. -> iterator of Outcomes; SystemExit is a normal end.
+
+        A test starts when its Outcome is asked for, or one before that; what is left at the end of the `with` is
+        dropped.
+        """
+        tests = [{".stdin": text, "seconds": [seconds], "total": seconds, "steps": None} for text in inputs]
+        for header, output, records in self.run_all(tests):
+            yield outcome_of_script(header, output, records)
+
+    def run_modules(self, runs, seconds, total=math.inf):
+        """For each of `runs`, in a fresh process: load the program as a module that is not `__main__`, then take the
+        steps of the run up to the first that fails.
+
+        A step: {"call": function name, "args": [...]} (a method of a fresh Solution(), where there is one, or a
+        function), {"exec": statements}, {"eval": expression, "names": {name: value} to set before}, or {"judge": an
+        assert, ...} as `proxy.judge` reads it. Values as `encode` gives them.
+        seconds: for each step and for the loading, or a list with the loading first; total: CPU seconds for a run.
+        -> iterator of lists of Outcomes: of the loading and of the steps, ending with the first that is not "ok".
+        """
+        tests = []
+        for steps in runs:
+            limits = list(seconds) if isinstance(seconds, (list, tuple)) else [seconds] * (1 + len(steps))
+            tests.append({".stdin": "", "seconds": limits, "total": min(total, sum(limits)), "steps": steps})
+        for test, (header, _, records) in zip(tests, self.run_all(tests)):
+            outcomes = read_records(header, records)[: len(test["seconds"])]
+            if len(outcomes) < len(test["seconds"]) and all(outcome.kind == "ok" for outcome in outcomes):
+                outcomes.append(outcome_of_end(header))
+            yield outcomes
+
+    def run_all(self, tests):
+        """-> iterator of what `run` gives for each; the next is sent ahead, so that the helper need not wait for us."""
+        for test, following in zip(tests, [*tests[1:], None]):
+            yield self.run(test, following)
+
+    def run(self, test, following=None):
+        """-> (header, output, records) of one test; RuntimeError if the helper fails twice."""
+        line = json_line(test)
+        ahead = json_line(following) if following else b""
+        for _ in range(2):
+            helper = self.helper or start()  # a new one, if the last has died
             try:
-                record = json.loads(line[len(header["nonce"]):])
-                if "error" in record:
-                    frames = [[int(line), str(source), str(name)] for line, source, name in record["frames"][:3]]
-                    outcomes.append(Outcome("error", error=str(record["error"]), frames=frames))
-                else:
-                    seconds = float(record.get("seconds", 0))
-                    outcomes.append(Outcome("ok", value=decode(record["value"]), seconds=seconds))
-            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
-                outcomes.append(Outcome("error", error="ValueError: the result cannot be read"))
-    return outcomes
+                self.send(helper, line, ahead)
+                return self.receive()
+            except (OSError, ValueError) as error:
+                self.close()
+                failure = error
+        raise RuntimeError(f"the sandbox gave no answer ({failure})") from failure
+
+    def send(self, helper, line, ahead):
+        if self.waiting and self.waiting[0] != line:  # others were asked for and dropped
+            self.close()
+        if not self.connection:
+            self.connect(helper)
+        message = b""
+        if not self.waiting:
+            message = line
+            self.waiting.append(line)
+        if ahead and len(ahead) <= AHEAD_BYTES:
+            message += ahead
+            self.waiting.append(ahead)
+        with suppress(ConnectionError):  # the reply says why
+            self.connection.sendall(message)
+
+    def connect(self, helper):
+        self.connection, theirs = socket.socketpair()
+        self.replies = self.connection.makefile("rb")
+        with theirs:
+            socket.send_fds(helper, [b"t"], [theirs.fileno()])
+        with suppress(ConnectionError):
+            self.connection.sendall(json_line(self.request))
+
+    def receive(self):
+        header = json.loads(self.replies.readline() or b"null")
+        if header is None:
+            raise ConnectionError("its process died")
+        if "fault" in header:
+            raise ConnectionError(header["fault"])
+        output, records = (self.replies.read(size) for size in header["sizes"])
+        if [len(output), len(records)] != header["sizes"]:
+            raise ConnectionError("its process died in the middle of a reply")
+        self.waiting.pop(0)
+        return header, output, records
+
+    def close(self):
+        """The process at the other end sees it, and ends what it runs."""
+        if self.connection:
+            self.replies.close()
+            self.connection.close()
+        self.connection = self.replies = None
+        self.waiting = []
 
 
-def run_scripts(program, inputs, seconds, memory=MEMORY_BYTES, helper=None):
-    """Run `program` as `__main__` on each text of `inputs`. -> iterator of Outcomes; SystemExit is a normal end.
-
-    A test starts when its Outcome is asked for, or one before that; the rest is dropped with the iterator.
-    """
-    tests = [{".stdin": text, "seconds": [seconds], "total": seconds, "steps": None} for text in inputs]
-    for header, output, records in ask({"Solution.py": program, "memory": memory}, tests, helper):
-        outcomes = read_records(header, records)
-        if header["why"] or header["status"]:
-            outcomes = [outcome_of_end(header)]
-        last = outcomes[-1] if outcomes else Outcome("ok")
-        yield Outcome(last.kind, output.decode("utf-8", "replace"), None, last.error, last.frames, header["seconds"])
-
-
-def run_modules(program, runs, seconds, total=math.inf, imports=(), star_imports=False, memory=MEMORY_BYTES,
-                digests=False):
-    """For each of `runs`, in a fresh process: load `program` as a module that is not `__main__`, then take the steps of
-    the run up to the first that fails.
-
-    A step: {"call": function name, "args": [...]} (a method of a fresh Solution(), where there is one, or a function),
-    {"exec": statements}, {"eval": expression, "names": {name: value} to set before}, or {"judge": an assert, ...} as
-    `proxy.judge` reads it. Values as `encode` gives them.
-    seconds: for each step and for the loading, or a list with the loading first; total: CPU seconds for a run.
-    imports: lines of code to run first; star_imports: STAR_IMPORTS before them; digests: of long lists only a digest.
-    -> iterator of lists of Outcomes: of the loading and of the steps, ending with the first that is not "ok".
-    """
-    tests = []
-    for steps in runs:
-        limits = list(seconds) if isinstance(seconds, (list, tuple)) else [seconds] * (1 + len(steps))
-        tests.append({".stdin": "", "seconds": limits, "total": min(total, sum(limits)), "steps": steps})
-    shared = {"Solution.py": program, "memory": memory, "imports": list(imports), "star_imports": star_imports,
-              "digests": digests}
-    for test, (header, _, records) in zip(tests, ask(shared, tests)):
-        outcomes = read_records(header, records)[: len(test["seconds"])]
-        if len(outcomes) < len(test["seconds"]) and all(outcome.kind == "ok" for outcome in outcomes):
-            outcomes.append(outcome_of_end(header))
-        yield outcomes
+def json_line(data):
+    return json.dumps(data).encode() + b"\n"

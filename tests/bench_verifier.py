@@ -25,9 +25,10 @@ PROGRAMS = {
 
 
 def ours(program, tests):
-    outcomes = sandbox.run_scripts(program, [given for given, _ in tests], 10)
-    return [outcome.kind == "ok" and answers.same_output(outcome.stdout, expected)
-            for outcome, (_, expected) in zip(outcomes, tests)]
+    with sandbox.answer(program) as answer:
+        outcomes = answer.run_scripts([given for given, _ in tests], 10)
+        return [outcome.kind == "ok" and answers.same_output(outcome.stdout, expected)
+                for outcome, (_, expected) in zip(outcomes, tests)]
 
 
 def interpreter(program, tests):

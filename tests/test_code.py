@@ -520,7 +520,7 @@ def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("the sandbox gave no answer")
 
-    monkeypatch.setattr(sandbox, "run_scripts", fail)
+    monkeypatch.setattr(sandbox.Answer, "run", fail)
     assert verdict(ADD, ADD_TESTS) == verifiers.Verdict(0, 0, "", None, "the sandbox gave no answer")
 
 

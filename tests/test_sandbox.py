@@ -1,4 +1,6 @@
 """Attacks on the sandbox, in bounded forms, with namespaces and without; its limits, its clocks, its end."""
+import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -41,12 +43,28 @@ def kind(request, tmp_path_factory):
 
 
 def run(program, given="", seconds=5, **kwargs):
-    outcome, = sandbox.run_scripts(textwrap.dedent(program), [given], seconds, **kwargs)
+    outcome, = run_scripts(textwrap.dedent(program), [given], seconds, **kwargs)
     return outcome
 
 
+def run_scripts(program, inputs, seconds, **kwargs):
+    with sandbox.answer(program, **kwargs) as answer:
+        return list(answer.run_scripts(inputs, seconds))
+
+
+def run_modules(program, runs, seconds, total=math.inf, **kwargs):
+    with sandbox.answer(program, **kwargs) as answer:
+        return list(answer.run_modules(runs, seconds, total))
+
+
+def ask(request, test, helper=None):
+    """The reply to one test, be they as they may."""
+    with contextlib.closing(sandbox.Answer(request, helper)) as answer:
+        return answer.run(test)
+
+
 def value(expression, program="", **kwargs):
-    (*_, outcome), = sandbox.run_modules(program, [[{"eval": expression, "names": {}}]], 5, **kwargs)
+    (*_, outcome), = run_modules(program, [[{"eval": expression, "names": {}}]], 5, **kwargs)
     assert outcome.kind == "ok", outcome
     return outcome.value
 
@@ -123,7 +141,7 @@ def test_nothing_tells_a_test_of_those_before_it(kind):
             except OSError:
                 pass
         """)
-    first, second = sandbox.run_scripts(program, ["", ""], 5)
+    first, second = run_scripts(program, ["", ""], 5)
     assert first.kind == "ok" and first.stdout == second.stdout
 
 
@@ -271,7 +289,7 @@ def test_results_cannot_be_forged(kind):
     for body in ("x", "[" * 99999, '{"value": {"set": [[]]}}', '{"value": {"int": 3, "a": 4}}', "7",
                  '{"value": {"Decimal": ["x"]}}', '{"value": {"set": [' + collide + "]}}"):
         program = textwrap.dedent(forge).replace("BODY", repr(body))
-        outcomes, = sandbox.run_modules(program, [[{"eval": "3", "names": {}}]], 5)
+        outcomes, = run_modules(program, [[{"eval": "3", "names": {}}]], 5)
         assert outcomes[-1].kind == "error", (body, outcomes)
 
 
@@ -304,10 +322,10 @@ def test_memory_processes_output_disk_files(kind):
 
 def test_large_results_cost_the_caller_little(kind):
     for value in "'x' * (5 << 20)", "[1] * (3 << 19)", "1 << (40 << 20)":
-        outcomes, = sandbox.run_modules("", [[{"eval": value, "names": {}}]], 30)
+        outcomes, = run_modules("", [[{"eval": value, "names": {}}]], 30)
         assert outcomes[-1].error == "ValueError: the result is too large", value
-    request = {"Solution.py": "import os\nwhile True: os.write(3, b'[]' * 9999)", "memory": 1 << 30}
-    (_, _, records), = sandbox.ask(request, [{".stdin": "", "seconds": [9], "total": 9, "steps": None}])
+    with sandbox.answer("import os\nwhile True: os.write(3, b'[]' * 9999)") as answer:
+        _, _, records = answer.run({".stdin": "", "seconds": [9], "total": 9, "steps": None})
     assert len(records) == RECORD_BYTES
     alike = [{"int": hex(i * ((1 << 61) - 1))} for i in range(2000)]
     pairs = [[item, 0] for item in alike]
@@ -362,8 +380,8 @@ def test_a_loaded_machine_fails_no_right_program(kind):
 
 
 def test_a_supervisor_that_fails_leaves_no_folder(kind):
-    with pytest.raises(RuntimeError, match="gave no answer"):
-        list(sandbox.ask({"Solution.py": "", "memory": 1 << 30}, [{".stdin": None, "seconds": [1], "total": 1}]))
+    with pytest.raises(RuntimeError, match="gave no answer .TypeError"), sandbox.answer("") as answer:
+        answer.run({".stdin": None, "seconds": [1], "total": 1})
     assert os.listdir(tempfile.gettempdir()) == []
 
 
@@ -371,16 +389,16 @@ def test_each_step_has_its_own_clock(kind):
     busy = ("import time\ndef f(s):\n    end = time.process_time() + s\n"
             "    while time.process_time() < end: pass\n    return s")
     steps = [{"call": "f", "args": [s]} for s in (0.3, 0.3, 0.3, 9.0, 0.0)]
-    outcomes, = sandbox.run_modules(busy, [steps], 0.6)
+    outcomes, = run_modules(busy, [steps], 0.6)
     assert [outcome.kind for outcome in outcomes] == ["ok"] * 4 + ["timeout"] and outcomes[3].value == 0.3
-    outcomes, = sandbox.run_modules(busy, [[steps[0], steps[3]]], 20, total=0.5)
+    outcomes, = run_modules(busy, [[steps[0], steps[3]]], 20, total=0.5)
     assert [outcome.kind for outcome in outcomes] == ["ok"] * 2 + ["timeout"]
 
 
 def test_steps_that_sleep_have_a_limit_together(kind):
     """As forged ends of steps would: each is within its own limit, and a hundred would hold a core for a minute."""
     steps = [{"eval": "time.sleep(0.6)", "names": {}}] * 100
-    outcomes, = sandbox.run_modules("import time", [steps], 0.1, total=0.5)
+    outcomes, = run_modules("import time", [steps], 0.1, total=0.5)
     assert outcomes[-1].kind == "timeout" and len(outcomes) < 50
 
 
@@ -393,8 +411,8 @@ def test_values_come_back_as_they_are(kind):
     assert list(value("map(str, [1, 2])")) == ["1", "2"] and value("__import__('decimal').Decimal('0.1')") * 10 == 1
     assert value("__import__('fractions').Fraction(1, 3)") * 3 == 1
     assert repr(value("int")) == "<class 'int'>" and value("int") != int
-    outcome = sandbox.run_modules("a = []\na.append(a)", [[{"eval": "a", "names": {}}]], 5)
-    assert "nested too deeply" in next(outcome)[-1].error
+    outcomes, = run_modules("a = []\na.append(a)", [[{"eval": "a", "names": {}}]], 5)
+    assert "nested too deeply" in outcomes[-1].error
     pytest.importorskip("numpy")
     assert value("np.float64(0.5)", "import numpy as np") == 0.5
     assert value("np.arange(3)", "import numpy as np").items == [0, 1, 2]
@@ -403,14 +421,22 @@ def test_values_come_back_as_they_are(kind):
 # ---- The helper -----------------------------------------------------------------------------------------------------
 
 
-def test_the_rest_is_dropped_with_the_iterator(kind):
-    outcomes = sandbox.run_scripts("import time\nprint(time.sleep(float(input())))", ["0", "63.9", "0"], 100)
-    assert next(outcomes).stdout == "None\n"
-    start = time.monotonic()
-    outcomes.close()
+def test_the_rest_is_dropped_with_the_answer(kind):
+    with sandbox.answer("import time\nprint(time.sleep(float(input())))") as answer:
+        assert next(answer.run_scripts(["0", "63.9", "0"], 100)).stdout == "None\n"
+        start = time.monotonic()
     assert run("print(input())", "x" * 3_000_000).stdout == "x" * 3_000_000 + "\n" and time.monotonic() - start < 30
-    large = sandbox.run_scripts("print(input() * 2)", ["y" * 4_000_000, "z" * 40_000, "w" * 4_000_000], 5)
+    large = run_scripts("print(input() * 2)", ["y" * 4_000_000, "z" * 40_000, "w" * 4_000_000], 5)
     assert [len(outcome.stdout) for outcome in large] == [8_000_001, 80_001, 8_000_001]
+
+
+def test_the_rest_is_dropped_with_the_iterator(kind):
+    """What was sent ahead is no reply to what is asked for next."""
+    with sandbox.answer("import time\nprint(time.sleep(float(input())))") as answer:
+        assert next(answer.run_scripts(["0", "63.9", "0"], 100)).stdout == "None\n"
+        start = time.monotonic()
+        assert [outcome.stdout for outcome in answer.run_scripts(["0.1", "0"], 100)] == ["None\n"] * 2
+        assert time.monotonic() - start < 30
 
 
 def test_a_reply_that_breaks_off_is_none():
@@ -426,7 +452,7 @@ def test_a_reply_that_breaks_off_is_none():
     thread = threading.Thread(target=reply)
     thread.start()
     with ours, theirs, pytest.raises(RuntimeError, match="gave no answer .its process died in the middle"):
-        list(sandbox.ask({}, [{}], helper=ours))
+        ask({}, {}, helper=ours)
     thread.join()
 
 
@@ -467,8 +493,9 @@ def test_everything_dies_with_us(kind, tmp_path):
     script.write_text(f"import sys; sys.path.insert(0, {str(Path(sandbox.__file__).parent.parent)!r})\n"
                       "from sandbox import run as sandbox\n"
                       f"{refuse}"
-                      "list(sandbox.run_scripts('import os\\nif os.fork() == 0: os.setsid()\\n"
-                      f"os.execvp(\"sleep\", [\"sleep\", \"{LONG}\"])', [''], 30))")
+                      "with sandbox.answer('import os\\nif os.fork() == 0: os.setsid()\\n"
+                      f"os.execvp(\"sleep\", [\"sleep\", \"{LONG}\"])') as answer:\n"
+                      "    list(answer.run_scripts([''], 30))")
     parent = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
     while len(processes("sleep", LONG)) < 2:
         assert parent.poll() is None
@@ -504,17 +531,17 @@ def test_no_process_is_left_where_namespaces_are_refused(monkeypatch):
 
 
 def test_a_helper_that_gives_no_answer(monkeypatch, capfd):
-    answers, ask = [], sandbox.ask
+    answers, run_test = [], sandbox.Answer.run
 
     def fail_at_first(*args):
         answers.append(args)
         if len(answers) in fails:
             raise RuntimeError("no answer")
-        return ask(*args)
+        return run_test(*args)
 
     sandbox.close()
     monkeypatch.setattr(sandbox, "spawn", lambda namespaces: spawn(False))
-    monkeypatch.setattr(sandbox, "ask", fail_at_first)
+    monkeypatch.setattr(sandbox.Answer, "run", fail_at_first)
     fails = [1]
     sandbox.start()
     assert run("print(1)").stdout == "1\n" and capfd.readouterr().err.count("without namespaces (no answer)") == 1
@@ -526,7 +553,7 @@ def test_a_helper_that_gives_no_answer(monkeypatch, capfd):
     monkeypatch.undo()
     for test in {}, {".stdin": "x" * 10_000_000}:  # the helper fails before it has read the second
         with pytest.raises(RuntimeError, match="gave no answer .TypeError"):
-            list(sandbox.ask([], [test]))
+            ask([], test)
 
 
 def test_a_sandbox_that_cannot_run_is_bad_input(monkeypatch):
