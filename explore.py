@@ -236,7 +236,7 @@ def begin(args, how, settings, problems):
 
 async def main_async(args, how, settings, problems, records, file):
     """Start the engine and the graders, explore, and end both. -> (run, capped)."""
-    engine = await engines.start(settings, adapters=bool(args.update_every))
+    engine = await engines.start(settings, adapters=bool(args.update_every), folder=args.out)
     run = Run(args, settings, engine, verifiers.Graders(), file, records,
               clock=max((r["elapsed_seconds"] for r in records.values()), default=0.0))
     run.bar = tqdm(total=len(problems) * args.calls, initial=len(records), unit="call", disable=None)
