@@ -14,6 +14,7 @@ import data
 import prompts
 import tiny
 import verifiers
+from conftest import tolerance
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +177,8 @@ def test_only_answers_are_learned(tokenizer):
     with torch.no_grad():  # padding and the other rows change nothing: the same row by row
         for (prompt, answer), part in zip(rows, logits.split([len(answer) for _, answer in rows])):
             alone = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1:-1]
-            torch.testing.assert_close(part.detach(), alone, atol=1e-5, rtol=0)
+            most = tolerance(torch.float32, 2_500) * float(alone.abs().max())  # 1,200 operations a layer, 128 in the head
+            torch.testing.assert_close(part.detach(), alone, atol=most, rtol=0)
 
 
 def test_held_out_accuracy_looks_at_digits_alone(tokenizer, monkeypatch):
