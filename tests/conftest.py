@@ -19,8 +19,8 @@ TOY_TERMS = 2_000
 
 def tolerance(dtype, terms, condition=1):
     """The relative difference that rounding may make between two ways to add up `terms` numbers, whatever order, width
-    and fused products a processor takes: terms x eps, as a rounding errs by eps / 2 at most. (The usual one grows as the
-    root of `terms`; the rest is room for terms that cancel. condition: for more of it, their size over the result's.)"""
+    and fused products a processor takes: terms x eps, as a rounding errs by eps / 2 at most. The usual one grows as the
+    root of `terms`; the rest is room for terms that cancel, and condition (their size over the result's) is more."""
     return torch.finfo(dtype).eps * terms * condition
 
 
