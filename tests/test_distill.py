@@ -170,8 +170,8 @@ def assert_same(found, expected, most=ROUNDING):
 
 
 def assert_same_adapter(found, expected, steps, lr=1e-2):
-    """AdamW moves an entry by about lr a step, however small its gradient: by 2 lr apart, where rounding decides the sign;
-    by lr / 10, where the gradient is below 10 ROUNDING of the usual one: in fewer than 1% of the entries a step."""
+    """A step of AdamW moves an entry by about lr, however small its gradient. Two go 2 lr apart where rounding decides
+    its sign, and lr / 10 apart where it is below 10 ROUNDING of the usual: in fewer than 1% of the entries."""
     assert found.keys() == expected.keys()
     apart = torch.cat([(found[name] - w).abs().flatten() for name, w in expected.items()])
     share = (apart > lr / 10).float().mean()
