@@ -20,7 +20,7 @@ import policy as policies
 import scripted_student
 from common import gpu_memory, journal, ranks
 from common.errors import BadInput, read_jsonl
-from conftest import make_model
+from conftest import TOY_TERMS, make_model, tolerance
 from engines.base import check_adapter, request_seed
 from policy import LORA_RANK, UpdateArgs, adam
 from scripted_student import ScriptedStudent, gradients, toy_items, toy_policy
@@ -163,11 +163,23 @@ def plain_gradients(policy, items, kind, tau):
     return grads, float(value.detach() / total)
 
 
-def assert_same(found, expected, tolerance=1e-5):
+ROUNDING = tolerance(torch.float32, 2 * TOY_TERMS)  # 5e-4: of a gradient, forward and back
+
+
+def assert_same(found, expected, most=ROUNDING):
     assert found.keys() == expected.keys()
     norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
     error = math.sqrt(sum(float((found[name] - g).square().sum()) for name, g in expected.items()))
-    assert norm > 1e-3 and error < tolerance * norm, (error, norm)
+    assert norm > 1e-3 and error < most * norm, (error, norm)
+
+
+def assert_same_adapter(found, expected, steps, lr=1e-2):
+    """A step of AdamW moves an entry by about lr, however small its gradient. Two go 2 lr apart where rounding decides
+    its sign, and lr / 10 apart where it is below 10 ROUNDING of the usual: in fewer than 1% of the entries."""
+    assert found.keys() == expected.keys()
+    apart = torch.cat([(found[name] - w).abs().flatten() for name, w in expected.items()])
+    share = (apart > lr / 10).float().mean()
+    assert apart.max() < 2 * lr * steps and share < 0.01 * steps, (apart.max(), share)
 
 
 @pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 0.05), ("forward_kl", 0.05),
@@ -179,12 +191,12 @@ def test_one_gradient_however_the_batch_is_cut(toy, kind, tau):
     for budget in (1, 10**9, 60):
         found, metrics = gradients(policy, items, budget, kind, tau)
         assert_same(found, expected)
-        assert metrics["loss"] == pytest.approx(value, rel=1e-5) and metrics["response_tokens"] == 34
+        assert metrics["loss"] == pytest.approx(value, rel=ROUNDING) and metrics["response_tokens"] == 34
     assert [len(batch) for batch in distill.micro_batches(items, 60)] == [2, 1, 1, 1, 1]
     parts = [gradients(policy, [item], 1, kind, tau)[0] for item in items]
     mean = {name: sum(part[name] for part in parts) / len(parts) for name in expected}
     with pytest.raises(AssertionError):
-        assert_same(mean, expected, tolerance=0.1)
+        assert_same(mean, expected, most=0.1)
 
 
 def test_checkpointing_changes_nothing(toy):
@@ -200,6 +212,7 @@ def test_bfloat16_is_close(toy):
     found, metrics = gradients(policy, toy_items(), 10**9, tau=math.inf)
     assert all(g.dtype == torch.float32 for g in found.values()) and policy.head.dtype == torch.bfloat16
     a, b = (torch.cat([grads[name].flatten() for name in expected]) for grads in (found, expected))
+    # Some 120 roundings by up to 2^-8 one after another usually make an error of 0.04 of the norm; 0.98 is one of 0.2.
     assert torch.cosine_similarity(a, b, dim=0) > 0.98 and math.isfinite(metrics["loss"])
 
 
@@ -218,11 +231,11 @@ def test_metrics(toy):
     student, teacher = (row_logits(policy, prompt, item).detach() for prompt in (item.opening, item.context))
     _, metrics = gradients(policy, [item], 1, tau=math.inf)
     divergence = float(loss.token_divergence(student, teacher).mean())
-    assert metrics["divergence"] == pytest.approx(divergence, rel=1e-4)
-    assert metrics["loss"] == pytest.approx(2 * divergence, rel=1e-4)
+    assert metrics["divergence"] == pytest.approx(divergence, rel=ROUNDING)
+    assert metrics["loss"] == pytest.approx(2 * divergence, rel=ROUNDING)
     assert metrics["mean_w"] == 2 and metrics["capped_w"] == 1 and metrics["capped_entries"] == 0
     entropy = torch.distributions.Categorical(logits=student).entropy().mean()
-    assert metrics["entropy"] == pytest.approx(float(entropy), rel=1e-4)
+    assert metrics["entropy"] == pytest.approx(float(entropy), rel=ROUNDING)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -612,14 +625,15 @@ def test_the_whole_with_its_own_engine_and_merged(cplus, tmp_path, toy_model):
     out = tmp_path / "out"
     distill.main(flags(cplus, out, 2, "--merge", "--max-tokens", "12"))
     for step in read_jsonl(str(out / "distill.jsonl")):
-        assert step["mean_w"] == pytest.approx(1, abs=1e-3)  # policy = mu: the engine had the right adapter
+        assert step["mean_w"] == pytest.approx(1, abs=2 * ROUNDING)  # policy = mu: the engine had the right adapter
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     ids = torch.arange(40)[None]
     base = AutoModelForCausalLM.from_pretrained(toy_model)
     adapted = PeftModel.from_pretrained(base, str(out / "adapter"))(ids).logits
     merged = AutoModelForCausalLM.from_pretrained(out / "merged")(ids).logits
-    assert torch.allclose(merged, adapted, atol=1e-4) and AutoTokenizer.from_pretrained(out / "merged").chat_template
+    assert (merged - adapted).norm() < ROUNDING * adapted.norm()
+    assert AutoTokenizer.from_pretrained(out / "merged").chat_template
 
 
 def test_a_full_disk_while_merging_is_one_sentence(cplus, tmp_path, scripted, monkeypatch):
@@ -644,7 +658,7 @@ def test_a_full_disk_while_merging_is_one_sentence(cplus, tmp_path, scripted, mo
 def torchrun(ranks, *argv):
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    return subprocess.run([*launcher, *map(str, argv)], capture_output=True, text=True, cwd=root, timeout=300,
+    return subprocess.run([*launcher, *map(str, argv)], capture_output=True, text=True, cwd=root, timeout=1200,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -684,10 +698,11 @@ def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
             for every in (0, 2):
                 found, numbers = torch.load(tmp_path / f"{architecture}_{every}_{number}.pt")
                 assert_same(found, expected[architecture])
-        assert numbers["response_tokens"] == 34 and numbers["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
-        assert numbers["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-5)
+        assert numbers["response_tokens"] == 34 and numbers["loss"] == pytest.approx(metrics["loss"], rel=ROUNDING)
+        assert numbers["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=ROUNDING)
     distill.main(flags(cplus, out, 5))
-    assert_same(*(load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (out, undisturbed)))
+    adapters = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (out, undisturbed))
+    assert_same_adapter(*adapters, steps=5)
     assert untimed(out / "samples.jsonl") == untimed(undisturbed / "samples.jsonl")
     assert [s["step"] for s in read_jsonl(str(out / "distill.jsonl"))] == [1, 2, 3, 4, 5]
 

@@ -21,12 +21,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import engines
 from common import journal
 from common.errors import BadInput, ContextTooLong
-from conftest import make_model
+from conftest import TOY_TERMS, make_model, tolerance
 from engines import hf
 from engines.base import check_adapter, load, request_seed, stop_token_ids
 
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+ROUNDING = tolerance(torch.float32, TOY_TERMS, condition=4)  # 1e-3: of a log-probability, by logits of about 4
 
 
 def hf_settings(model, **changes):
@@ -72,14 +74,14 @@ def test_sampler_and_trainer_agree(toy_model, toy_adapters, temperature, which):
     wanted = requests(20, temperature, adapter=adapter)
     for request, sample in zip(wanted, sample_all(hf_settings(toy_model), wanted, slots=6)):
         ratio = (reference_logprobs(toy_model, request, sample.token_ids, adapter) - torch.tensor(sample.logprobs)).exp()
-        assert (ratio - 1).abs().max() < 1e-3
+        assert (ratio - 1).abs().max() < ROUNDING
 
 
 def test_adapters_in_turn_and_base_again(toy_model, toy_adapters):
     wanted = [r for a in (toy_adapters[0], None, toy_adapters[1], None) for r in requests(5, adapter=a)]
     for request, sample in zip(wanted, sample_all(hf_settings(toy_model), wanted)):
         ratio = (reference_logprobs(toy_model, request, sample.token_ids, request["adapter"]) - torch.tensor(sample.logprobs)).exp()
-        assert (ratio - 1).abs().max() < 1e-3
+        assert (ratio - 1).abs().max() < ROUNDING
 
 
 def test_top_p_keeps_at_least_its_mass(toy_model):
@@ -89,7 +91,7 @@ def test_top_p_keeps_at_least_its_mass(toy_model):
     for request, sample in zip(wanted, sample_all(hf_settings(toy_model), wanted)):
         ratios.append((reference_logprobs(toy_model, request, sample.token_ids) - torch.tensor(sample.logprobs)).exp())
     ratios = torch.cat(ratios)
-    assert 0.949 <= ratios.min() and ratios.max() <= 1.001 and ratios.min() < 0.999
+    assert 0.95 - ROUNDING <= ratios.min() and ratios.max() <= 1 + ROUNDING and ratios.min() < 0.999
 
 
 def test_olmo3_sliding_window(tmp_path):
@@ -99,15 +101,16 @@ def test_olmo3_sliding_window(tmp_path):
     wanted = requests(8, max_tokens=40)
     for request, sample in zip(wanted, sample_all(hf_settings(folder), wanted)):
         ratio = (reference_logprobs(folder, request, sample.token_ids) - torch.tensor(sample.logprobs)).exp()
-        assert (ratio - 1).abs().max() < 1e-3
+        assert (ratio - 1).abs().max() < ROUNDING
 
 
 def test_a_request_depends_on_its_seed_alone(toy_model):
-    """Alone, in any company and any order: the same tokens."""
-    wanted = requests(12)
-    together = sample_all(hf_settings(toy_model), wanted)
-    crowded = sample_all(hf_settings(toy_model), wanted[::-1], slots=3)[::-1]
-    alone = [sample_all(hf_settings(toy_model), [r])[0] for r in wanted[:3]]
+    """Alone, in any company and any order: the same tokens. In float64, as a batch of another size may round float32
+    logits otherwise, and one draw in a million with them."""
+    wanted, settings = requests(12), hf_settings(toy_model, dtype="float64")
+    together = sample_all(settings, wanted)
+    crowded = sample_all(settings, wanted[::-1], slots=3)[::-1]
+    alone = [sample_all(settings, [r])[0] for r in wanted[:3]]
     assert [s.token_ids for s in together] == [s.token_ids for s in crowded]
     assert [s.token_ids for s in together[:3]] == [s.token_ids for s in alone]
     assert len({tuple(s.token_ids) for s in together}) == 12
@@ -123,7 +126,8 @@ def test_draw_follows_the_distribution():
     counts = collections.Counter(tokens)
     for token, probability in enumerate(p.tolist()):
         assert abs(counts[token] - n * probability) <= 5 * math.sqrt(n * probability * (1 - probability))
-    assert all(abs(logprob - math.log(p[token])) < 1e-6 for token, logprob in zip(tokens, logprobs))
+    most = tolerance(torch.float32, 5, condition=3)  # logarithms of up to 2.1
+    assert all(abs(logprob - math.log(p[token])) < most for token, logprob in zip(tokens, logprobs))
 
 
 def test_draw_at_the_ends():

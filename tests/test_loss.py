@@ -8,9 +8,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import loss
+from conftest import tolerance
 
 KINDS = ("reverse_kl", "forward_kl", "jsd")
 T, D, V = 23, 16, 101
+# A product with the head, its softmax, the sums over the vocabulary and the tokens; logits of 10 for log ratios of 1.
+TERMS = D + V + V + T
+ROUNDING = tolerance(torch.float32, TERMS, condition=10)  # 3e-4
+BY_HAND = tolerance(torch.float32, 16)                    # 2e-6: a few operations on numbers of about 1
 
 
 def batch(seed=0, tokens=T, dtype=torch.float32, spread=1.0):
@@ -68,12 +73,12 @@ def test_value_and_gradient_equal_the_float64_plain_form(kind, tau, temperature)
     expected, gradient, logprobs, divergence, w, _ = plain(*data, temperature, kind, tau)
     stats = {}
     total, grad, train_logprobs = ours(*data, temperature=temperature, kind=kind, tau=tau, stats=stats)
-    assert total.item() == pytest.approx(expected.item(), rel=1e-4)
-    assert relative(grad, gradient) < 1e-4
+    assert total.item() == pytest.approx(expected.item(), rel=ROUNDING)
+    assert relative(grad, gradient) < ROUNDING
     assert total.dtype == grad.dtype == train_logprobs.dtype == torch.float32 and not train_logprobs.requires_grad
-    torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=1e-5, atol=1e-5)
-    assert stats["divergence"].item() == pytest.approx(divergence.sum().item(), rel=1e-4)
-    torch.testing.assert_close(stats["weights"].double(), w, rtol=1e-4, atol=0)
+    torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=0, atol=ROUNDING)
+    assert stats["divergence"].item() == pytest.approx(divergence.sum().item(), rel=ROUNDING)
+    torch.testing.assert_close(stats["weights"].double(), w, rtol=ROUNDING, atol=0)
     assert (w == 2).any() and (w < 2).any()
     logits = [x.double() @ data[2].double().T / temperature for x in data[:2]]
     torch.testing.assert_close(loss.token_divergence(*logits, kind=kind, tau=tau), divergence, rtol=1e-9, atol=1e-12)
@@ -114,12 +119,14 @@ def test_chunk_size_changes_nothing(kind):
         stats = {}
         results.append(ours(*data, temperature=0.6, kind=kind, tau=0.01, chunk=chunk, stats=stats))
         counts.append((stats["capped_entries"].item(), stats["entropy"].item()))
+    # The weights are float32, and their exponential in a vector of another length may be the number beside it.
+    single, double = tolerance(torch.float32, 2), tolerance(torch.float64, T * V + TERMS, condition=10)
     for total, grad, logprobs in results[1:]:
-        torch.testing.assert_close(total, results[0][0], rtol=1e-12, atol=0)
-        torch.testing.assert_close(grad, results[0][1], rtol=1e-10, atol=1e-14)
-        torch.testing.assert_close(logprobs, results[0][2], rtol=1e-12, atol=0)
+        torch.testing.assert_close(total, results[0][0], rtol=single, atol=0)
+        torch.testing.assert_close(grad, results[0][1], rtol=single, atol=double)
+        torch.testing.assert_close(logprobs, results[0][2], rtol=0, atol=double)
     assert len({capped for capped, _ in counts}) == 1 and counts[0][0] > 0
-    assert max(e for _, e in counts) == pytest.approx(min(e for _, e in counts), rel=1e-12)
+    assert max(e for _, e in counts) == pytest.approx(min(e for _, e in counts), rel=double)
 
 
 def test_stats_by_hand():
@@ -131,13 +138,13 @@ def test_stats_by_hand():
                                         temperature=1.0, tau=0.1, cap=1.5, stats=stats)
     # Terms of token 1: 0.5 ln 2 = 0.347 (capped to 0.1), -0.25 ln 2, 0. Token 2: all 0. w = min(0.5 / 0.25, 1.5), 1.
     assert stats["capped_entries"].item() == 1
-    assert stats["divergence"].item() == pytest.approx(0.1 - 0.25 * math.log(2), abs=1e-6)
-    assert stats["weights"].tolist() == pytest.approx([1.5, 1.0])
+    assert stats["divergence"].item() == pytest.approx(0.1 - 0.25 * math.log(2), abs=BY_HAND)
+    assert stats["weights"].tolist() == pytest.approx([1.5, 1.0], abs=BY_HAND)
     entropies = [1.5 * math.log(2), 0.8 * math.log(1.25) + 0.2 * math.log(10)]
-    assert stats["entropy"].item() == pytest.approx(sum(entropies), abs=1e-6)
-    assert total.item() == pytest.approx(1.5 * (0.1 - 0.25 * math.log(2)), abs=1e-6)
+    assert stats["entropy"].item() == pytest.approx(sum(entropies), abs=BY_HAND)
+    assert total.item() == pytest.approx(1.5 * (0.1 - 0.25 * math.log(2)), abs=BY_HAND)
     assert total.item() < 0  # the capped loss may be negative
-    assert logprobs.tolist() == pytest.approx([math.log(0.5), math.log(0.8)], abs=1e-6)
+    assert logprobs.tolist() == pytest.approx([math.log(0.5), math.log(0.8)], abs=BY_HAND)
 
 
 def test_a_small_cap_flattens_a_student_that_is_less_sure_than_its_teacher():
@@ -148,8 +155,8 @@ def test_a_small_cap_flattens_a_student_that_is_less_sure_than_its_teacher():
         _, slopes[tau], _ = ours(*args, temperature=1.0, tau=tau)
     ratio, other = math.log(0.9 / 0.99), math.log(0.1 / 0.01)
     # No cap: p (log(p/q) - D), descent lowers the second token. Its term, 0.1 ln 10, over tau: descent raises it.
-    assert slopes[math.inf][0].tolist() == pytest.approx([0.09 * (ratio - other), 0.09 * (other - ratio)], abs=1e-6)
-    assert slopes[1e-3][0].tolist() == pytest.approx([0.09 * (ratio + 1), -0.09 * (ratio + 1)], abs=1e-6)
+    assert slopes[math.inf][0].tolist() == pytest.approx([0.09 * (ratio - other), 0.09 * (other - ratio)], abs=BY_HAND)
+    assert slopes[1e-3][0].tolist() == pytest.approx([0.09 * (ratio + 1), -0.09 * (ratio + 1)], abs=BY_HAND)
 
 
 def test_an_entry_at_the_cap_keeps_its_gradient():
@@ -172,9 +179,9 @@ def test_extreme_logits(kind, tau):
     # Rows 1 and 3 agree: 0. Row 2 disagrees for certain: a log ratio of 2e4, or the JSD's largest value, ln 2.
     whole = {"reverse_kl": 2e4, "forward_kl": 2e4, "jsd": math.log(2)}[kind]
     capped = {"reverse_kl": tau, "forward_kl": tau, "jsd": 2 * tau}[kind]  # JSD: both ends hold half of ln 2
-    assert divergence.tolist() == pytest.approx([0, whole if tau == math.inf else capped, 0], abs=1e-6)
-    assert logprobs.tolist() == pytest.approx([0, 0, -math.log(2)])
-    assert total.item() == pytest.approx(divergence.sum().item(), abs=1e-6) and grad.isfinite().all()
+    assert divergence.tolist() == pytest.approx([0, whole if tau == math.inf else capped, 0], abs=BY_HAND)
+    assert logprobs.tolist() == pytest.approx([0, 0, -math.log(2)], abs=BY_HAND)
+    assert total.item() == pytest.approx(divergence.sum().item(), abs=BY_HAND) and grad.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,7 +191,7 @@ def test_masked_logits_in_the_plain_form(kind):
     divergence = loss.token_divergence(student, teacher, kind=kind)
     divergence.sum().backward()
     without = loss.token_divergence(student.detach()[:, :2], teacher[:, :2], kind=kind)
-    assert divergence.item() == pytest.approx(without.item()) and student.grad.isfinite().all()
+    assert divergence.item() == pytest.approx(without.item(), abs=BY_HAND) and student.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
@@ -206,8 +213,8 @@ def test_bfloat16_hidden_states_and_head(kind):
     expected, gradient, logprobs, *_ = plain(*data, 0.6, kind, math.inf)
     total, grad, train_logprobs = ours(*data, temperature=0.6, kind=kind)
     # The logits are not rounded to bfloat16: the value is as exact as in float32. The gradient is rounded, once.
-    assert total.item() == pytest.approx(expected.item(), rel=1e-4) and train_logprobs.dtype == torch.float32
-    torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=1e-5, atol=1e-5)
+    assert total.item() == pytest.approx(expected.item(), rel=ROUNDING) and train_logprobs.dtype == torch.float32
+    torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=0, atol=ROUNDING)
     assert grad.dtype == torch.bfloat16 and relative(grad, gradient) < 4e-3
 
 
@@ -218,8 +225,8 @@ def test_bfloat16_on_cuda(kind):
     data = [x.cuda() for x in batch(seed=6, dtype=torch.bfloat16)]
     expected, gradient, logprobs, *_ = plain(*data, 0.6, kind, math.inf)
     total, grad, train_logprobs = ours(*data, temperature=0.6, kind=kind, chunk=10)
-    assert total.item() == pytest.approx(expected.item(), rel=1e-4)
-    torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=1e-5, atol=1e-5)
+    assert total.item() == pytest.approx(expected.item(), rel=ROUNDING)
+    torch.testing.assert_close(train_logprobs.double(), logprobs, rtol=0, atol=ROUNDING)
     assert grad.dtype == torch.bfloat16 and relative(grad, gradient) < 1e-2  # the slopes are rounded to bfloat16 too
 
 
@@ -238,7 +245,7 @@ def test_upstream_gradient_and_cut_of_the_batch():
     for c in (slice(0, 9), slice(9, T)):
         part, _ = loss.distill_loss(student[c], teacher[c], head, ids[c], sampler[c], temperature=1.0)
         (part / T).backward()
-    torch.testing.assert_close(student.grad, expected, rtol=1e-5, atol=1e-8)
+    assert relative(student.grad, expected) < ROUNDING
 
 
 def test_only_the_student_gets_a_gradient():
@@ -252,9 +259,10 @@ def test_only_the_student_gets_a_gradient():
 def test_importance_weights_by_hand():
     train, sampler = torch.tensor([-1.0, -1.0, -0.1, -500.0]), torch.tensor([-1.0, -2.0, -300.0, -1.0])
     w = loss.importance_weights(train, sampler)
-    assert w.tolist() == pytest.approx([1.0, 2.0, 2.0, 0.0]) and w.dtype == torch.float32
+    assert w.tolist() == pytest.approx([1.0, 2.0, 2.0, 0.0], abs=BY_HAND) and w.dtype == torch.float32
     assert loss.importance_weights(train[:1], torch.tensor([-math.inf])).item() == 2.0  # a token that mu excludes
-    assert loss.importance_weights(train, sampler, cap=3.0).tolist() == pytest.approx([1.0, math.e, 3.0, 0.0])
+    w = loss.importance_weights(train, sampler, cap=3.0)
+    assert w.tolist() == pytest.approx([1.0, math.e, 3.0, 0.0], abs=BY_HAND)
 
 
 def test_three_products_with_the_head():

@@ -231,7 +231,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
@@ -272,8 +272,8 @@ def test_killed_while_grading(graders):
 
 @linux
 def test_hung(graders, monkeypatch):
-    monkeypatch.setattr(workers, "WALL_SECONDS", 0.5)
     pid = right(graders)
+    monkeypatch.setattr(workers, "WALL_SECONDS", 0.5)
     os.kill(pid, signal.SIGSTOP)
     verdict = graders.submit(problem("7"), r"\boxed{14/2}").result()
     assert verdict == verifiers.Verdict(0, 0, "", "14/2", "math-verify gave no verdict within 0.5 s and was killed")
@@ -384,7 +384,7 @@ def test_no_process_outlives_us(end, status):
         wait_until(lambda: any(cpu_ticks(pid) > ticks + 30 for pid, ticks in zip(pids, before)))
         us.kill()
     us.stdout.close()
-    assert us.wait(60) == status
+    assert us.wait(600) == status
     wait_until(lambda: not any(map(alive, pids)), seconds=4)  # before a time limit or the end of its input would end it
 
 
@@ -393,7 +393,7 @@ def test_no_process_outlives_us(end, status):
 
 def run(*arguments):
     command = [sys.executable, "verifiers.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 def refusal(monkeypatch, capsys, *arguments):

