@@ -201,7 +201,7 @@ class Scratch:
         os.waitpid(os.posix_spawnp("sh", ["sh", "-c", remove, self.folder], os.environ), 0)
 
 
-# ---- What /proc tells of a test's processes ---------------------------------------------------------------------------
+# ---- What /proc tells of a test's processes -------------------------------------------------------------------------
 
 
 def children_of(pid, proc):

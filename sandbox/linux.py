@@ -175,6 +175,15 @@ def inside(path):
     return f"/packages{path}" if path.startswith("/tmp/") else path
 
 
+def bind(fd, place):
+    """Let the file or folder of a descriptor be seen at `place`, too."""
+    folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+    os.makedirs(place if folder else os.path.dirname(place), exist_ok=True)
+    if not folder:
+        write_file(place, "", flags=os.O_CREAT)
+    call("mount", f"/proc/self/fd/{fd}", place, None, MS_BIND | MS_REC, None)
+
+
 def build_root(sources):
     """Make a file tree of `sources`, all read-only, the root of this mount namespace. /tmp is mounted per test."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
@@ -185,13 +194,8 @@ def build_root(sources):
     for path, fd in held.items():
         if any(path.startswith(other + "/") for other in sources):
             continue
-        folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-        place = new + inside(path)
-        os.makedirs(place if folder else os.path.dirname(place), exist_ok=True)
-        if not folder:
-            write_file(place, "", flags=os.O_CREAT)
-        call("mount", f"/proc/self/fd/{fd}", place, None, MS_BIND | MS_REC, None)
-        protect(place, READ_ONLY | NOSUID | (0 if path in devices else NODEV))
+        bind(fd, new + inside(path))
+        protect(new + inside(path), READ_ONLY | NOSUID | (0 if path in devices else NODEV))
     for fd in held.values():
         os.close(fd)
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):

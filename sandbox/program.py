@@ -49,7 +49,7 @@ def encode(value, depth=0, own=None):
 
 
 def encode_other(value, depth, own):
-    """The second half of `encode`: dicts, bytes, objects of Python's library and of numpy, and what has no plain form."""
+    """The second half of `encode`: dicts, bytes, objects of Python's library and numpy, and what has no plain form."""
     kind = type(value)
     if MODULES.get(kind.__name__) == kind.__module__:
         if kind.__module__ == "datetime":

@@ -1,8 +1,8 @@
 """Runs untrusted programs: the model's own, with a reward at stake.
 
     with answer(program) as tested:
-        tested.run_scripts(inputs, seconds)    iterator of Outcomes:          `python Solution.py < input`, for each input
-        tested.run_modules(runs, seconds)      iterator of lists of Outcomes: loads the program, then calls or evaluates
+        tested.run_scripts(inputs, seconds)  iterator of Outcomes:          `python Solution.py < input`, for each
+        tested.run_modules(runs, seconds)    iterator of lists of Outcomes: loads the program, then calls or evaluates
 
 How. A small helper (jail.py, under a minimal interpreter, no fork of the engine's process) forks a supervisor for each
 answer, and that one a fresh process for each test. It is process 1 of a namespace: when it ends, is killed, or we die,

@@ -419,6 +419,7 @@ def test_asserts_run_apart_from_the_program_and_count():
     ("class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x",
      "assert P(3) == P(3)"),
     ("def f(g): return g(2)", "assert f(lambda x: x * 2) == 4"),
+    ("class P:\n    path = 3\n    ask = 4", "assert P().path == 3 and P.ask == 4"),
     ("def f(n): yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
     ("def f(n): return None", "assert f(3) is None"),
     ("import io\ndef f(file): return file.read()", "assert f(io.StringIO('a')) == 'a'"),

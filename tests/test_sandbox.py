@@ -380,7 +380,7 @@ def test_a_loaded_machine_fails_no_right_program(kind):
 
 
 def test_a_supervisor_that_fails_leaves_no_folder(kind):
-    with pytest.raises(RuntimeError, match="gave no answer .TypeError"), sandbox.answer("") as answer:
+    with pytest.raises(RuntimeError, match="gave no answer"), sandbox.answer("") as answer:
         answer.run({".stdin": None, "seconds": [1], "total": 1})
     assert os.listdir(tempfile.gettempdir()) == []
 
