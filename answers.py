@@ -15,9 +15,11 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 
 def last_boxed(text):
-    """Content of the last \\boxed (or \\fbox) of `text`, stripped; None if none, empty or unbalanced.
+    """Content of the last \\boxed (or \\fbox) of `text`, stripped; None if there is none.
 
-    As MATH's own grader reads them, \\fbox counts as a box, and a box without braces (`$\\boxed 5$`)
+    None, too, if it is empty or its braces do not balance.
+
+    As MATH's own grader reads them, \\fbox counts as a box, and one without braces (`$\\boxed 5$`)
     holds what stands between it and the end of its formula or line. The last box alone decides: an
     earlier one never stands in for it.
     """
@@ -87,10 +89,11 @@ def parse_latex(text):
 def math_equal(gold, answer):
     """Does the LaTeX `answer` (content of a box) equal the reference `gold`?
 
-    For the main thread of a process only: math-verify stops itself with a signal after 5 s of parsing
-    or comparing. That is no fault: an answer that it cannot read or compare is simply wrong. Two of
-    its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals even where the
-    reference has more. Others stay: units are dropped, 35\\% equals 35 and 0.35, a list has no order.
+    For the main thread of a process only: math-verify stops itself with a signal after 5 s of
+    parsing or comparing. That is no fault: an answer that it cannot read or compare is simply
+    wrong. Two of its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals
+    even where the reference has more. Others stay: units are dropped, 35\\% equals 35 and 0.35, a
+    list has no order.
     """
     from math_verify import verify
 
@@ -163,7 +166,7 @@ def without_margin(lines, indent):
 
 
 def same_output(actual, expected):
-    """Line by line, without white space around; lines that differ must be the same decimals, exactly."""
+    """Line by line, without white space around; where lines differ, decimal number by number."""
     actual, expected = actual.strip(), expected.strip()
     if actual.count("\n") != expected.count("\n"):  # before millions of lines are split
         return False

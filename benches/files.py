@@ -11,7 +11,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import huggingface_hub as hub
 from tqdm import tqdm
 
 from common.errors import BadInput, open_file
@@ -40,6 +39,7 @@ def unreachable(what, error):
 
 def from_hub(repo, name, pinned=None, revision=None):
     """-> path of a data set's file from the Hugging Face Hub; `pinned`: the sha256 that its content must have."""
+    import huggingface_hub as hub  # here and below: a second that `--help` need not wait for
     where = {"repo_id": repo, "filename": name, "repo_type": "dataset", "revision": revision}
     try:
         try:
@@ -55,7 +55,8 @@ def from_hub(repo, name, pinned=None, revision=None):
 
 def from_web(url, name, pinned=None):
     """-> path of a file that is fetched once and kept in the Hugging Face cache folder; `pinned` as above."""
-    path = Path(hub.constants.HF_HOME, "leaf", name)
+    from huggingface_hub import constants
+    path = Path(constants.HF_HOME, "leaf", name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
