@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.errors import BadInput, open_file
+
 SEED = 0  # of choices, orders and the public/private split; the seed of a run never touches it
 
 
@@ -26,9 +27,9 @@ def file_sha256(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_copy(path, found, pinned):
+def check_copy(path, digest, pinned):
     """Say so if the user's copy is not what the paper used: an excerpt, say."""
-    if found != pinned:
+    if digest != pinned:
         print(f"note: {path} is not the pinned data (sha256 {pinned[:12]}...); going on with it.", file=sys.stderr)
 
 
@@ -111,14 +112,19 @@ def squash(text):
     return " ".join(text.split())
 
 
-def checked_rows(found, fields):
+def checked_rows(numbered, fields):
     """Yield the rows of an upstream file, given as (where, row); BadInput where one lacks a field of {"name" or
     "outer.inner": type}."""
-    for where, row in found:
-        for name, kind in fields.items():
-            value = row
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if not isinstance(value, kind):
+    for where, row in numbered:
+        for name, field_type in fields.items():
+            if not isinstance(field_of(row, name), field_type):
                 raise BadInput(f'{where} has no "{name}" of the right type: name the file of that bench.')
         yield row
+
+
+def field_of(row, name):
+    """The field "name" or "outer.inner" of a row; None if it has none."""
+    value = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
