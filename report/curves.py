@@ -126,7 +126,7 @@ def why_missing(attempts, step, failed):
 def run_curves(path, attempts, last, settings, result):
     """{name: values at steps 1..last} of the run in `path`; `settings` and `result`: those of its explore.json."""
     curves = {"calls": [*range(1, last + 1)],
-              "pass": measures.pass_at_k(measures.outcomes(attempts, last)),
+              "pass": measures.pass_curve(attempts, last),
               "accuracy": measures.per_answer_curve(attempts, last, "correct"),
               "length": measures.per_answer_curve(attempts, last, "completion_tokens"),
               **measures.token_curves(attempts, last)}

@@ -53,11 +53,6 @@ def complete_steps(attempts):
     return last
 
 
-def outcomes(attempts, last):
-    """s of each problem's answers 1..last: [problems][last] of 0/1."""
-    return [[steps[t]["correct"] for t in range(1, last + 1)] for steps in attempts.values()]
-
-
 def pass_at_k(outcomes):
     """The paper's pass@k for k = 1..n: the share of problems with a correct one among their first k (Eq. 1).
 
@@ -67,6 +62,11 @@ def pass_at_k(outcomes):
     """
     solved = [list(accumulate(problem, max)) for problem in outcomes]  # [problems][n]: by the first k
     return [mean(at_k) for at_k in zip(*solved)]
+
+
+def pass_curve(attempts, last):
+    """`pass_at_k` of a run, k = 1..last calls."""
+    return pass_at_k([[steps[t]["correct"] for t in range(1, last + 1)] for steps in attempts.values()])
 
 
 def avg_at_k(outcomes):

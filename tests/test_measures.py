@@ -35,20 +35,20 @@ def test_a_step_that_is_recorded_twice_is_refused():
 
 
 def test_pass_and_accuracy_curves():
-    assert measures.pass_at_k(measures.outcomes(LEAF, 7)) == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1, 1, 1, 1])
+    assert measures.pass_curve(LEAF, 7) == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1, 1, 1, 1])
     assert measures.per_answer_curve(LEAF, 7, "correct") == pytest.approx([1 / 3, 2 / 6, 4 / 9, 7 / 12, 9 / 15, 11 / 18, 12 / 21])
 
 
 def test_what_passes_only_the_public_tests_is_not_correct():
     attempts = run({"a": "P R", "b": "P P"})
-    assert measures.pass_at_k(measures.outcomes(attempts, 2)) == [0, 0.5]
+    assert measures.pass_curve(attempts, 2) == [0, 0.5]
     assert measures.per_answer_curve(attempts, 2, "correct") == [0, 0.25]
 
 
 def test_a_run_counts_up_to_the_last_step_that_every_problem_has():
     cut = run({"a": " ".join(["x"] * 16), "b": " ".join(["x"] * 20 + ["."] * 2 + ["R"] * 2)})
     assert measures.complete_steps(cut) == 16
-    assert measures.pass_at_k(measures.outcomes(cut, 16))[-1] == 0  # b's answer at step 23 does not count
+    assert measures.pass_curve(cut, 16)[-1] == 0  # b's answer at step 23 does not count
     assert measures.complete_steps(run({"a": "x R", "b": ". R"})) == 0
     assert measures.complete_steps({}) == 0
 
@@ -197,9 +197,9 @@ def test_mean_and_sample_deviation_over_seeds():
     assert measures.over_seeds([0.5], 100) == 50 and measures.over_seeds([0.2, 0.4], 10) == pytest.approx((3, 2 ** 0.5))
 
 
-def test_pass_at_k_against_a_loop():
+def test_pass_curve_against_a_loop():
     """Eq. 1 written out, on random attempts."""
     rng = random.Random(0)
     attempts = run({str(i): " ".join(rng.choice("xyR-P") for _ in range(12)) for i in range(30)})
-    for k, value in enumerate(measures.pass_at_k(measures.outcomes(attempts, 12)), 1):
+    for k, value in enumerate(measures.pass_curve(attempts, 12), 1):
         assert math.isclose(value, sum(max(attempts[p][t]["correct"] for t in range(1, k + 1)) for p in attempts) / 30)
