@@ -1,29 +1,38 @@
-"""The answer in a response (box, program, final answer), and when two answers are equal (App. B.1, C.3)."""
+"""The answer in a response (box, program, final answer), and when two are equal (App. B.1, C.3).
+
+Its imports are few on purpose: every worker process that compares MATH answers loads this file.
+"""
 import re
 import sys
 from decimal import Decimal, InvalidOperation
 
-sys.set_int_max_str_digits(50_000)  # tests and values may hold such numbers, as in LiveCodeBench's runner
+sys.set_int_max_str_digits(50_000)  # tests and values may hold such numbers, as in LCB's runner
 
-
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # MATH: the content of the last box, compared by math-verify
+
+BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 
 def last_boxed(text):
-    """Content of the last \\boxed (or \\fbox) of `text`, stripped; None without one, or if it is empty or unbalanced.
+    """Content of the last \\boxed (or \\fbox) of `text`, stripped; None if there is none.
 
-    As MATH's own grader reads them, \\fbox counts as a box, and a box without braces (`$\\boxed 5$`) holds what stands
-    between it and the end of its formula or line. The last box alone decides: an earlier one never stands in for it.
+    None, too, if it is empty or its braces do not balance.
+
+    As MATH's own grader reads them, \\fbox counts as a box, and one without braces (`$\\boxed 5$`)
+    holds what stands between it and the end of its formula or line. The last box alone decides: an
+    earlier one never stands in for it.
     """
-    boxes = list(re.finditer(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*", text))
+    boxes = list(BOX.finditer(text))
     if not boxes:
         return None
     start = boxes[-1].end()
     if text[start : start + 1] != "{":
-        return re.split(r"\$|\\\)|\\\]|\n", text[start:])[0].strip(" \t.,;") or None
+        content = re.split(r"\$|\\\)|\\\]|\n", text[start:])[0]
+        return content.strip(" \t.,;") or None
     depth = 0
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):  # \{ and \} are characters, not groups
+    # \{ and \} are characters, not groups: the first alternative passes over them
+    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match[0], 0)
         if depth == 0:
             return text[start + 1 : match.start()].strip() or None
@@ -35,81 +44,129 @@ def squeeze(text):
     return "".join(text.split())
 
 
+SUPERSCRIPTS = {ord("²"): "2", ord("³"): "3"}
+# signs of Unicode that LaTeX has names for
+SIGNS = {"√": r"\sqrt ", "–": "-", "—": "-", "∞": r"\infty ", r"\varnothing": r"\emptyset"}
+
+
 def plain_latex(text):
-    """`text` without what changes no value but is beyond math-verify 0.9.0: dollar signs (they would end the formula),
-    punctuation and line ends behind it, degree signs other than ^\\circ, ties, spaces between groups of three digits,
-    signs of Unicode that LaTeX has names for."""
-    text = re.sub("[²³]+", lambda match: "^{" + match[0].translate({ord("²"): "2", ord("³"): "3"}) + "}", text)
+    """`text` without what changes no value but is beyond math-verify 0.9.0.
+
+    That is: dollar signs (they would end the formula), punctuation and line ends behind it, degree
+    signs other than ^\\circ, ties, spaces between groups of three digits, and SIGNS.
+    """
+    text = re.sub("[²³]+", lambda match: "^{" + match[0].translate(SUPERSCRIPTS) + "}", text)
     text = re.sub(r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}", text)  # \sqrt alone takes one digit
-    signs = {"√": r"\sqrt ", "–": "-", "—": "-", "∞": r"\infty ", r"\varnothing": r"\emptyset"}
-    for sign, name in signs.items():
+    for sign, name in SIGNS.items():
         text = text.replace(sign, name)
     text = re.sub(r"\\?\$", "", text)
     text = re.sub(r"\^?(?:°|\\degree(?![a-zA-Z]))", r"^\\circ", text)
     text = re.sub(r"(?<=\d)(?:\\[,:; ]|[ ~])(?=\d{3}(?!\d))", "", text)
-    return re.sub(r"(?:[\s.,;]|\\\\|\\newline)+$", "", text.replace("~", " ")).strip()
+    text = text.replace("~", " ")
+    return re.sub(r"(?:[\s.,;]|\\\\|\\newline)+$", "", text).strip()
+
+
+def number_base(text):
+    """The 8 of 52_8, as text; None where the text does not end so."""
+    match = re.search(r"\d_\{?(\d+)\}?$", squeeze(text))
+    return match and match[1]
+
+
+def parse_latex(text):
+    """-> what math-verify makes of `text`, read as one formula.
+
+    Nothing is searched for in it: no box, no number, no phrase such as "the answer is".
+    """
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    normal = NormalizationConfig(
+        basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
+    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
+    return parse(f"$${text}$$", [config], extraction_mode="first_match")
 
 
 def math_equal(gold, answer):
-    """Does the LaTeX `answer` (content of a box) equal the reference `gold`? For the main thread of a process only.
+    """Does the LaTeX `answer` (content of a box) equal the reference `gold`?
 
-    math-verify stops itself after 5 s of parsing or comparing. That is no fault: an answer that it cannot read or
-    compare is simply wrong. Two of its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals
-    even where the reference has more. Others stay: units are dropped, 35\\% equals 35 and 0.35, a list has no order.
+    For the main thread of a process only: math-verify stops itself with a signal after 5 s of
+    parsing or comparing. That is no fault: an answer that it cannot read or compare is simply
+    wrong. Two of its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals
+    even where the reference has more. Others stay: units are dropped, 35\\% equals 35 and 0.35, a
+    list has no order.
     """
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import verify
 
-    bases = [re.search(r"\d_\{?(\d+)\}?$", squeeze(text)) for text in (gold, answer)]
-    if all(bases) and bases[0][1] != bases[1][1]:
+    bases = number_base(gold), number_base(answer)
+    if all(bases) and bases[0] != bases[1]:
         return False
-    # The whole text is one formula: no search for boxes, numbers or phrases like "the answer is" within it.
-    normal = NormalizationConfig(basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
-    config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)]
     gold, answer = plain_latex(gold), plain_latex(answer)
-    parsed = [parse(f"$${text}$$", config, extraction_mode="first_match") for text in (gold, answer)]
     decimals = max(map(len, re.findall(r"\.(\d+)", gold)), default=0)
-    return verify(parsed[0], parsed[1], float_rounding=max(6, decimals))  # gold first: verify is not symmetric
+    # gold first: verify is not symmetric
+    return verify(parse_latex(gold), parse_latex(answer), float_rounding=max(6, decimals))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Code: the longest block, LiveCodeBench's comparison
+
+# a fence at the start of its line; behind other text it has one word after it at most
+OPENING = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,})")
+OPENING_BEHIND_TEXT = re.compile(r"(?:[^`]|`[^`]+`)*[^`~](`{3,}|~{3,})[ \t]*(?:\w+[ \t]*)?$")
 
 
 def program_of(response):
     """The longest closed fenced block of `response`; None if there is none, or nothing in it."""
-    blocks, fence, indent, lines = [], None, 0, []
+    blocks = []
+    fence, margin, lines = None, 0, []  # of the block that is open
     for line in response.replace("\r\n", "\n").split("\n"):
-        opening = re.match(r"\s*(`{3,}(?=[^`]*$)|~{3,})", line)
-        opening = opening or re.match(r"(?:[^`]|`[^`]+`)*[^`~](`{3,}|~{3,})[ \t]*(?:\w+[ \t]*)?$", line)  # behind text
-        bare, last = line.rstrip(" \t"), None
-        if fence and bare.endswith(fence):
-            last = bare.rstrip(fence[0])
-        elif fence:  # before other text, other than the one word that an opening fence has
-            closing = re.match(rf"([ \t>]*){fence}{fence[0]}*(?![\w{{:{fence[0]}]|[ \t]*\w+[ \t]*$)", line)
-            last = closing and closing[1]
-        if last is not None:
-            blocks.append(without_margin(lines + [last], indent))
+        opening = OPENING.match(line) or OPENING_BEHIND_TEXT.match(line)
+        last_line = before_closing(line, fence) if fence else None
+        if last_line is not None:
+            blocks.append(without_margin([*lines, last_line], margin))
             fence = None
         elif opening and (fence is None or opening[1] == fence and line.startswith(fence)):
-            fence, indent, lines = opening[1], opening.start(1), []  # within a block: that one was never closed
+            # within a block: that one was never closed
+            fence, margin, lines = opening[1], opening.start(1), []
         elif fence:
             lines.append(line)
-    program = max(blocks, key=len, default="").encode("utf-8", "replace").decode()  # half a surrogate pair is no text
-    return program or None
+    program = max(blocks, key=len, default="")
+    return as_text(program) or None
+
+
+def before_closing(line, fence):
+    """What stands before `fence` in a line that closes its block; None if the line does not.
+
+    Text may follow, other than the one word that an opening fence has.
+    """
+    bare = line.rstrip(" \t")
+    if bare.endswith(fence):
+        return bare.rstrip(fence[0])
+    mark = fence[0]
+    closing = re.match(rf"([ \t>]*){fence}{mark}*(?![\w{{:{mark}]|[ \t]*\w+[ \t]*$)", line)
+    return closing and closing[1]
+
+
+def as_text(text):
+    """`text` with ? for half a surrogate pair, which no file and no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def without_margin(lines, indent):
-    """The text of a block without the margin, `indent` at most, that a list or a quotation gives it; "" if empty."""
+    """The text of a block without the margin that a list or a quotation gives it; "" if empty.
+
+    The margin is that of the first line that is not empty, `indent` characters at most.
+    """
     text = "\n".join(lines)
-    margin = re.match(r"(?:[ \t>]*\n)*([ \t>]*)", text)[1][:indent]  # of the first line that is not empty
+    if not text.strip():
+        return ""
+    margin = re.match(r"(?:[ \t>]*\n)*([ \t>]*)", text)[1][:indent]
     quoted = ">" if ">" in margin else ""
     text = re.sub(rf"^[ \t{quoted}]{{0,{len(margin)}}}", "", text, flags=re.MULTILINE)
-    return text.rstrip(" \t\n") if text.strip() else ""
+    return text.rstrip(" \t\n")
 
 
 def same_output(actual, expected):
-    """Line by line, without white space around; lines that differ must be the same decimal numbers, exactly."""
+    """Line by line, without white space around; where lines differ, decimal number by number."""
     actual, expected = actual.strip(), expected.strip()
     if actual.count("\n") != expected.count("\n"):  # before millions of lines are split
         return False
@@ -122,18 +179,22 @@ def same_line(actual, expected):
         return True
     expected = expected.split()
     actual = actual.split(None, len(expected))  # one too many at most: an endless line costs little
+    if len(actual) != len(expected):
+        return False
     try:
-        return len(actual) == len(expected) and all(Decimal(a) == Decimal(e) for a, e in zip(actual, expected))
+        return all(Decimal(a) == Decimal(e) for a, e in zip(actual, expected))
     except InvalidOperation:
         return False
 
 
 def same_value(actual, expected):
     """A tuple counts as a list at the top only; then Python's ==."""
-    return (list(actual) if isinstance(actual, tuple) else actual) == expected
+    if isinstance(actual, tuple):
+        actual = list(actual)
+    return actual == expected
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Of any kind
 
 

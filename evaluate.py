@@ -1,12 +1,15 @@
-"""Accuracy of a model or an adapter on a bench, and what is counted from the files of explore.py and distill.py.
+"""Accuracy of a model or an adapter on a bench, and what is counted from the files of a run.
 
-    python evaluate.py --bench math500 --adapter out/adapter                              # avg@4, pass@4 (App. E.2)
-    python evaluate.py --rollouts out/rollouts.jsonl --versus random/rollouts.jsonl --plot curve.png    # App. A, C.4, D
-    python evaluate.py --rollouts out/rollouts.jsonl --show PROBLEM_ID                    # one problem as a dialogue
-    python evaluate.py --teacher --cplus out/cplus.jsonl --traces success failure random  # Tables 5, 27 and 29
-    python evaluate.py --update out [--internalization]                                   # cost (App. E.5); Table 32
+    python evaluate.py --bench math500 --adapter out/adapter             # avg@4, pass@4 (App. E.2)
+    python evaluate.py --rollouts out/rollouts.jsonl \\
+        --versus random/rollouts.jsonl --plot curve.png                  # App. A, C.4, D
+    python evaluate.py --rollouts out/rollouts.jsonl --show PROBLEM_ID   # one problem as a dialogue
+    python evaluate.py --teacher --cplus out/cplus.jsonl \\
+        --traces success failure random                                  # Tables 5, 27 and 29
+    python evaluate.py --update out [--internalization]                  # cost (App. E.5); Table 32
 
-Tables are Markdown on standard output; --out keeps the same numbers as JSON (pairs are mean and deviation over seeds).
+Tables are Markdown on standard output; --out keeps the same numbers as JSON (pairs are mean and
+deviation over seeds). What needs no model is in report/.
 """
 import argparse
 import asyncio
@@ -14,70 +17,101 @@ import os
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, fields
+from functools import partial
 
-import engines
-import ablations
+from tqdm import tqdm
+
 import benches
-import distill
+import engines
 import prompts
 import report
 import verifiers
 from common import journal
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from engines.base import check_adapter, request_seed, side_by_side
-from report import curves, measures, paper
-from report.curves import bench_name, model_name
+from report import measures, paper
+from report.curves import bench_name, model_name, read_beside
 from report.tables import Table
 
-from tqdm import tqdm
-
-
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Sampling and grading
 
 
-async def answer(request, settings, seed, adapter, engine, graders):
-    """Sample one response to request["messages"], unless the request brings its "response"; grade it on all tests.
+async def answer(request, options, settings, engine, graders):
+    """Sample one response to request["messages"] and grade it on all tests.
 
-    request: {"problem": Problem, "sample": number from 1, "messages" (or "response" and "truncated"), ...}. Returns it
-    with the problem's id instead of the problem, and the outcome: a line of the responses file.
+    request: {"problem": Problem, "sample": number from 1, "messages", ...}; one that brings its
+    "response" and "truncated" instead of "messages" is graded only. Returns it with the problem's
+    id instead of the problem, and the outcome: a line of the responses file.
     """
     problem = request["problem"]
     record = request | {"problem": problem.id, "bench": problem.bench}
     if "messages" in request:
         prompt = engine.encode(request["messages"])
-        record["seed"] = request_seed(seed, problem.id, request["sample"], "test")
+        record["seed"] = request_seed(options.seed, problem.id, request["sample"], "test")
+        record["prompt_tokens"] = len(prompt)
         try:
-            sample = await engine.sample(prompt, seed=record["seed"], max_tokens=settings.max_tokens, adapter=adapter,
-                                          temperature=settings.temperature, top_p=settings.top_p)
-        except ContextTooLong as error:  # what a model cannot read, it does not solve
+            completion = await engine.sample(
+                prompt, seed=record["seed"], max_tokens=settings.max_tokens,
+                temperature=settings.temperature, top_p=settings.top_p, adapter=options.adapter)
+        except ContextTooLong as error:
+            # what a model cannot read, it does not solve
             tqdm.write(f"Problem {problem.id} counts as not solved: {error}", file=sys.stderr)
-            return record | {"prompt_tokens": len(prompt), "completion_tokens": 0, "response": "", "truncated": True,
+            return record | {"completion_tokens": 0, "response": "", "truncated": True,
                              "correct": 0, "feedback": "", "fault": str(error)}
-        record |= {"prompt_tokens": len(prompt), "completion_tokens": len(sample.token_ids), "response": sample.text,
-                   "truncated": sample.truncated(settings.max_tokens)}
-    verdict, _ = await verifiers.grade(problem, record["response"], record["truncated"], engine, graders)
-    return record | {"correct": verdict.correct, "feedback": verdict.feedback, "fault": verdict.fault}
+        record["completion_tokens"] = len(completion.token_ids)
+        record["response"] = completion.text
+        record["truncated"] = completion.truncated(settings.max_tokens)
+    verdict, _ = await verifiers.grade(
+        problem, record["response"], record["truncated"], engine, graders)
+    return record | {"correct": verdict.correct, "feedback": verdict.feedback,
+                     "fault": verdict.fault}
 
 
-async def answer_all(requests, settings, seed, adapter, path):
-    """`answer` every request, all in flight at once: the engine batches them. -> records in the order of the requests.
+class Progress:
+    """A bar with the average so far, tokens per second and the time left."""
 
-    A line goes to the file `path` as soon as it is graded.
+    def __init__(self, total):
+        self.bar = tqdm(total=total, unit="answer", disable=None)
+        self.begin = time.time()
+        self.tokens = 0
+        self.graded, self.correct = Counter(), Counter()
+
+    def add(self, record):
+        # the traces of --teacher one by one; --internalization grades the update's responses too
+        name = record.get("traces") or ("update" if record["sample"] == 0 else "avg")
+        self.graded[name] += 1
+        self.correct[name] += record["correct"]
+        self.tokens += record.get("completion_tokens", 0)
+        self.bar.set_postfix_str(self.text(time.time() - self.begin))
+        self.bar.update()
+
+    def text(self, seconds):
+        """The averages so far and the speed."""
+        parts = [f"{name} {self.correct[name] / self.graded[name]:.1%}" for name in self.graded]
+        return ", ".join([*parts, f"{self.tokens / seconds:,.0f} tokens/s"])
+
+    def close(self):
+        self.bar.close()
+
+
+async def answer_all(requests, options, settings, path):
+    """`answer` every request, all in flight at once: the engine batches them.
+
+    -> records in the order of the requests. A line goes to the file `path` as soon as it is graded.
     """
-    file = open(path, "w")
-    engine = await engines.start(settings, adapters=adapter is not None, folder=os.path.dirname(path) or ".")
-    graders = verifiers.Graders()
-    begin, bar, done = time.time(), tqdm(total=len(requests), unit="answer", disable=None), Counter()
     records = [None] * len(requests)
+    file = open(path, "w")
+    folder = os.path.dirname(path) or "."
+    engine = await engines.start(settings, adapters=options.adapter is not None, folder=folder)
+    graders = verifiers.Graders()
+    progress = Progress(len(requests))
 
     async def one(i, request):
-        records[i] = record = await answer(request, settings, seed, adapter, engine, graders)
-        journal.append(file, record)
-        done.update(answers=1, correct=record["correct"], tokens=record.get("completion_tokens", 0))
-        speed = done["tokens"] / (time.time() - begin)
-        bar.set_postfix_str(f"{done['correct'] / done['answers']:.1%} correct, {speed:,.0f} tokens/s")
-        bar.update()
+        records[i] = await answer(request, options, settings, engine, graders)
+        journal.append(file, records[i])
+        progress.add(records[i])
 
     try:
         await side_by_side(one(i, request) for i, request in enumerate(requests))
@@ -85,7 +119,7 @@ async def answer_all(requests, settings, seed, adapter, path):
     finally:
         graders.close()
         engine.close()
-        bar.close()
+        progress.close()
         file.close()
 
 
@@ -95,127 +129,236 @@ def make_room(path):
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"the folder of {path} cannot be made ({error.strerror}): name another file.") from None
+        raise BadInput(f"the folder of {path} cannot be made ({error.strerror}): name another "
+                       "file.") from None
     if os.path.isdir(path) or not os.access(folder, os.W_OK):
         raise BadInput(f"{path} cannot be written: name a file in a folder of yours.")
 
 
-def run_requests(args, settings, requests, out):
+def run_requests(options, settings, requests, out):
     """-> records. The responses go to the .jsonl beside the file `out`."""
     make_room(out)
-    print(f"{engines.describe(settings)}, adapter {args.adapter or 'none'}", flush=True)
+    print(f"{engines.describe(settings)}, adapter {options.adapter or 'none'}", flush=True)
     path = report.responses_path(out)
-    with journal.stoppable(f"Stopped. What is graded stands in {path}; the same command starts again."):
-        return asyncio.run(answer_all(requests, settings, args.seed, args.adapter, path))
+    stopped = f"Stopped. What is graded stands in {path}; the same command starts again."
+    with journal.stoppable(stopped):
+        return asyncio.run(answer_all(requests, options, settings, path))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # avg@k and pass@k of a model or an adapter (App. E.2)
 
 
-def bench_main(args):
-    """--bench: avg@n and pass@n."""
-    settings = engines.settings(args, args.bench)
-    if args.adapter:
-        check_adapter(args.adapter, settings.model)
-    problems = benches.load(args.bench, args.split, args.data, args.limit)
-    name, n = os.path.splitext(os.path.basename(args.bench))[0], args.samples
-    out = args.out or os.path.join("out", f"{name}-{'adapter' if args.adapter else 'base'}.json")
+def bench_main(options):
+    """--bench: avg@k and pass@k, k = --samples."""
+    settings = engine_settings(options.engine_flags, options.bench)
+    if options.adapter:
+        check_adapter(options.adapter, settings.model)
+    problems = benches.load(options.bench, options.split, options.data, options.limit)
+    requests = []
+    for problem in problems:
+        for k in range(1, options.samples + 1):
+            plain = prompts.opening(problem, settings.family)
+            requests.append({"problem": problem, "sample": k, "messages": plain})
+    out = options.out or default_out(options)
     begin = time.time()
-    records = run_requests(args, settings, [
-        {"problem": problem, "sample": k, "messages": prompts.opening(problem, settings.family)}
-        for problem in problems for k in range(1, n + 1)], out)
+    records = run_requests(options, settings, requests, out)
     correct = report.values_by_problem(records, "correct")
-    average, passed = measures.avg_and_pass(correct.values())
-    result = {"problems": len(correct), "avg": average, "pass": passed,  # shares in [0, 1]
-              "length": measures.mean(r["completion_tokens"] for r in records),
-              "truncated": measures.mean(r["truncated"] for r in records),
-              "faults": dict(Counter(r["fault"] for r in records if r["fault"])),
-              "samples": n, "wall_seconds": time.time() - begin}
-    row = [model_name(settings.model), bench_name(args.bench, args.split), "adapter" if args.adapter else "base model",
-           len(correct), 100 * average, 100 * passed, result["length"], 100 * result["truncated"],
-           sum(result["faults"].values())]
-    table = Table(f"Test of {args.adapter or 'the base model'} (Tables 18 and 21)",
-                  ["model", "bench", "policy", "problems", f"avg@{n} (%)", f"pass@{n} (%)", "tokens per answer",
-                   "truncated (%)", "verifier faults"], [row])
-    report.finish(args, settings, [(table, paper.TESTS)], out, result=result,
-           problems={"correct": correct, "completion_tokens": report.values_by_problem(records, "completion_tokens")})
+    lengths = report.values_by_problem(records, "completion_tokens")
+    result = test_result(options, records, correct) | {"wall_seconds": time.time() - begin}
+    report.finish(options, settings, [(test_table(options, settings, result), paper.TESTS)], out,
+                  result=result, problems={"correct": correct, "completion_tokens": lengths})
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The training problems: teacher accuracy, and what the policy keeps without context (App. G.4, G.5)
+def default_out(options):
+    name = os.path.splitext(os.path.basename(options.bench))[0]
+    return os.path.join("out", f"{name}-{'adapter' if options.adapter else 'base'}.json")
 
 
+def test_result(options, records, correct):
+    """What a test measures, shares in [0, 1]; correct: {problem id: s of each sample}."""
+    faults = Counter(record["fault"] for record in records if record["fault"])
+    return {"problems": len(correct),
+            "avg": measures.avg_at_k(correct.values()),
+            "pass": measures.pass_at_k(correct.values())[-1],
+            "length": measures.mean(record["completion_tokens"] for record in records),
+            "truncated": measures.mean(record["truncated"] for record in records),
+            "faults": dict(faults),
+            "samples": options.samples}
+
+
+def test_table(options, settings, result):
+    k = options.samples
+    columns = ["model", "bench", "policy", "problems", f"avg@{k} (%)", f"pass@{k} (%)",
+               "tokens per answer", "truncated (%)", "verifier faults"]
+    row = [model_name(settings.model), bench_name(options.bench, options.split),
+           "adapter" if options.adapter else "base model", result["problems"],
+           100 * result["avg"], 100 * result["pass"], result["length"],
+           100 * result["truncated"], sum(result["faults"].values())]
+    policy = options.adapter or "the base model"
+    return Table(f"Test of {policy} (Tables 18 and 21)", columns, [row])
+
+
+# --------------------------------------------------------------------------------------------------
+# The training problems: teacher accuracy, and what stays without context (App. G.4, G.5)
+
+
+@dataclass(frozen=True)
 class Training:
-    """The training problems of the run that wrote `cplus`."""
-
-    def __init__(self, args, cplus):
-        lines, explored = distill.read_cplus(cplus), curves.read_beside(cplus, "explore.json")
-        if not explored:
-            raise BadInput(f"there is no explore.json beside {cplus} to say what its bench is: name the cplus.jsonl "
-                           "in the folder of its run.")
-        self.lines, bench = dict(list(lines.items())[:args.limit]), explored["settings"]
-        first = next(iter(self.lines.values()))[0]
-        distill.as_explored(args, first)
-        self.problems = {p.id: p for p in benches.load(bench["bench"], bench["split"], args.data or bench["data"])}
-        if missing := [problem for problem in self.lines if problem not in self.problems]:
-            raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: restore the file of "
-                           "problems.")
-        self.name = [model_name(args.model), bench_name(first["bench"], bench["split"])]
-        self.settings, self.rollouts = engines.settings(args, first["bench"]), ablations.read_rollouts(cplus)
-        self.draw = distill.draw_context  # the context of sample k is the one that the trainer draws at step k
+    """The training problems of the run that wrote a cplus.jsonl."""
+    name: list         # [model, bench], as the tables have them
+    lines: dict        # {problem id: its lines of cplus.jsonl}
+    problems: dict     # {problem id: Problem}
+    rollouts: list     # the records of the rollouts.jsonl beside it
+    settings: engines.Settings
 
     def contexts(self, traces):
         """{problem id: the contexts that its teacher is conditioned on}."""
-        return ablations.teacher_contexts(self.lines, traces, self.rollouts)
+        from ablations import teacher_contexts
+        return teacher_contexts(self.lines, traces, self.rollouts)
+
+    def draw(self, contexts, seed, k, problem):
+        """The one of `contexts` that the trainer draws for a problem at step k."""
+        from distill import draw_context
+        return draw_context(contexts, seed, k, problem)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+def read_training(options, cplus):
+    """-> Training, of the file `cplus` and what lies beside it; errors: BadInput."""
+    from ablations import read_rollouts
+    from distill import read_cplus
+    lines, explored = read_cplus(cplus), read_beside(cplus, "explore.json")
+    if not explored:
+        raise BadInput(f"there is no explore.json beside {cplus} to say what its bench is: name "
+                       "the cplus.jsonl in the folder of its run.")
+    lines = dict(list(lines.items())[:options.limit])
+    first = next(iter(lines.values()))[0]
+    bench = explored["settings"]
+    loaded = benches.load(bench["bench"], bench["split"], options.data or bench["data"])
+    problems = {problem.id: problem for problem in loaded}
+    missing = [problem for problem in lines if problem not in problems]
+    if missing:
+        raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: "
+                       "restore the file of problems.")
+    settings = engine_settings(as_explored(options.engine_flags, first), first["bench"])
+    name = [model_name(settings.model), bench_name(first["bench"], bench["split"])]
+    return Training(name, lines, problems, read_rollouts(cplus), settings)
+
+
+def as_explored(flags, line):
+    """The engine's flags; where they are silent, those of the run that wrote a line of C+."""
+    explored = {"model": line["model"], "family": line["family"], **line["decoding"]}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return flags | explored | given
+
+
+def engine_settings(flags, bench):
+    return engines.settings(argparse.Namespace(**flags), bench)
+
+
+# --------------------------------------------------------------------------------------------------
 # Command line
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description="Test a model; count what explore.py and distill.py wrote.")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--bench", help="test on math500, lcb, mbpp, sciknoweval, arithmetic, or your own FILE.jsonl")
-    what.add_argument("--rollouts", nargs="+", metavar="FILE", help="rollouts.jsonl of one method; any seeds, benches")
-    what.add_argument("--teacher", action="store_true", help="test on the contexts of --cplus (Tables 5, 27, 29)")
-    what.add_argument("--update", metavar="FOLDER", help="what the policy update in this folder cost")
-    parser.add_argument("--out", metavar="FILE.json", help="file of the numbers (a test has a default and prints it)")
-    parser.add_argument("--paper", action="store_true", help="show the paper's numbers too, for its models and benches")
-    group = parser.add_argument_group("tests")
-    group.add_argument("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
-    group.add_argument("--data", help="local copy of the bench in its upstream format")
-    group.add_argument("--adapter", help="folder of a LoRA adapter, such as out/adapter (with --bench)")
-    group.add_argument("--samples", type=engines.positive_int, default=4, help="responses per problem")
-    group.add_argument("--limit", type=engines.positive_int, help="only the first N problems")
-    group.add_argument("--seed", type=engines.positive_int, default=1, help="run seed")
-    group.add_argument("--traces", nargs="+", choices=["success", "failure", "random"], default=["success"],
-                       help="contexts of the teacher (with --teacher)")
-    group.add_argument("--internalization", action="store_true", help="test what stays without context (Table 32)")
-    group = parser.add_argument_group("rollouts")
-    group.add_argument("--versus", nargs="+", metavar="FILE", default=[], help="rollouts.jsonl to compare with")
-    group.add_argument("--plot", metavar="FILE.png", help="draw the pass rate against calls, compute and GPU time")
-    group.add_argument("--show", metavar="PROBLEM_ID", help="print one problem's attempts as a dialogue")
-    group.add_argument("--cplus", metavar="FILE", help="self-correction on its problems (Table 28)")
+@dataclass(frozen=True)
+class Options:
+    """The command line. One of bench, rollouts, teacher and update says what is done."""
+    bench: str | None
+    rollouts: list | None
+    teacher: bool
+    update: str | None
+    out: str | None
+    paper: bool
+    split: str
+    data: str | None
+    adapter: str | None
+    samples: int
+    limit: int | None
+    seed: int
+    traces: list
+    internalization: bool
+    versus: list
+    plot: str | None
+    show: str | None
+    cplus: str | None
+    engine_flags: dict     # those of engines.add_arguments: None where they are silent
+
+
+def parse(argv=None):
+    """-> Options; a wrong flag ends the program with argparse's sentence and status 2."""
+    parser = argparse.ArgumentParser(
+        description="Test a model; count what explore.py and distill.py wrote.")
+    add_modes(parser)
+    add_test_flags(parser.add_argument_group("tests"))
+    add_rollout_flags(parser.add_argument_group("rollouts"))
     engines.add_arguments(parser)
-    args = parser.parse_args(argv)
-    if args.teacher and not args.cplus:
+    flags = vars(parser.parse_args(argv))
+    if flags["teacher"] and not flags["cplus"]:
         parser.error("--teacher needs --cplus FILE, the cplus.jsonl of explore.py")
-    for flag, mode in (("versus", "rollouts"), ("plot", "rollouts"), ("show", "rollouts"), ("adapter", "bench"),
-                       ("internalization", "update")):
-        if getattr(args, flag) and not getattr(args, mode):
+    pairs = {"versus": "rollouts", "plot": "rollouts", "show": "rollouts", "adapter": "bench",
+             "internalization": "update"}
+    for flag, mode in pairs.items():
+        if flags[flag] and not flags[mode]:
             parser.error(f"--{flag} goes with --{mode}")
-    for path in filter(None, (args.out, args.plot)):
-        make_room(path)
-    if args.bench:
-        bench_main(args)
-    elif args.teacher:
-        report.teacher_main(args, Training, run_requests)
-    elif args.update:
-        report.update_main(args, Training, run_requests)
+    own = {field.name: flags.pop(field.name) for field in fields(Options) if field.name in flags}
+    return Options(**own, engine_flags=flags)
+
+
+def add_modes(parser):
+    add = parser.add_mutually_exclusive_group(required=True).add_argument
+    add("--bench",
+        help="test on math500, lcb, mbpp, sciknoweval, arithmetic, or your own FILE.jsonl")
+    add("--rollouts", nargs="+", metavar="FILE",
+        help="rollouts.jsonl of one method; any seeds, benches")
+    add("--teacher", action="store_true",
+        help="test on the contexts of --cplus (Tables 5, 27, 29)")
+    add("--update", metavar="FOLDER", help="what the policy update in this folder cost")
+    add = parser.add_argument
+    add("--out", metavar="FILE.json",
+        help="file of the numbers (a test has a default and prints it)")
+    add("--paper", action="store_true",
+        help="show the paper's numbers too, for its models and benches")
+
+
+def add_test_flags(group):
+    add, positive = group.add_argument, engines.positive_int
+    add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
+    add("--data", help="local copy of the bench in its upstream format")
+    add("--adapter", help="folder of a LoRA adapter, such as out/adapter (with --bench)")
+    add("--samples", type=positive, default=4, help="responses per problem")
+    add("--limit", type=positive, help="only the first N problems")
+    add("--seed", type=positive, default=1, help="run seed")
+    add("--traces", nargs="+", choices=["success", "failure", "random"], default=["success"],
+        help="contexts of the teacher (with --teacher)")
+    add("--internalization", action="store_true", help="test what stays without context (Table 32)")
+
+
+def add_rollout_flags(group):
+    add = group.add_argument
+    add("--versus", nargs="+", metavar="FILE", default=[], help="rollouts.jsonl to compare with")
+    add("--plot", metavar="FILE.png",
+        help="draw the pass rate against calls, compute and GPU time")
+    add("--show", metavar="PROBLEM_ID", help="print one problem's attempts as a dialogue")
+    add("--cplus", metavar="FILE", help="self-correction on its problems (Table 28)")
+
+
+def main(argv=None):
+    options = parse(argv)
+    for path in (options.out, options.plot):
+        if path:
+            make_room(path)
+    sample = partial(run_requests, options)
+    if options.bench:
+        bench_main(options)
+    elif options.teacher:
+        report.teacher_main(options, read_training(options, options.cplus), sample)
+    elif options.update:
+        report.update_main(options, partial(read_training, options), sample)
+    elif options.cplus:
+        from distill import read_cplus
+        report.rollouts_main(options, read_cplus(options.cplus))
     else:
-        report.rollouts_main(args, distill.read_cplus(args.cplus) if args.cplus else None)
+        report.rollouts_main(options, None)
 
 
 if __name__ == "__main__":

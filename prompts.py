@@ -1,138 +1,162 @@
 """Every prompt text and the dialogue that the texts make (App. B.3, C.3).
 
-Messages are chat turns [{"role": "system" | "user" | "assistant", "content": str}, ...]. Family "olmo3" has the OLMES
-openings, any other family those of Qwen3; the later turns are the same for all.
+Messages are chat turns [{"role": "system" | "user" | "assistant", "content": str}, ...]. Family
+"olmo3" has the OLMES openings, any other family those of Qwen3; the later turns are the same for
+all.
 """
 import re
 
 QWEN_MATH = (
-    "You are a mathematics expert. You will be given a competition mathematics problem. Solve it and give the final "
-    "answer. You may start by outlining your thought process. In the end, please put the final answer inside "
-    "\\boxed{}.\n\n{problem}")
+    "You are a mathematics expert. You will be given a competition mathematics problem. Solve it "
+    "and give the final answer. You may start by outlining your thought process. In the end, "
+    "please put the final answer inside \\boxed{}.\n\n{problem}")
 QWEN_LCB = (
-    "You are a coding expert. You will be given a coding problem, and you need to write a correct Python program "
-    "that matches the specification and passes all tests. The time limit is 1 second. You may start by outlining "
-    "your thought process. In the end, please provide the complete code in a code block enclosed with ``` "
-    "```.\n\n{problem}")
-QWEN_SIGNATURE = "\n\nYour solution should have the following signature: ```python\n{signature}\n```"
+    "You are a coding expert. You will be given a coding problem, and you need to write a correct "
+    "Python program that matches the specification and passes all tests. The time limit is 1 "
+    "second. You may start by outlining your thought process. In the end, please provide the "
+    "complete code in a code block enclosed with ``` ```.\n\n{problem}")
+QWEN_SIGNATURE = (
+    "\n\nYour solution should have the following signature: ```python\n{signature}\n```")
 QWEN_MBPP = (
-    "You are a coding expert. You will be given a Python programming task and the tests your code must satisfy. "
-    "Write a correct Python program that matches the specification and passes all tests. Keep the function names "
-    "and signatures the tests require. You may start by outlining your thought process. In the end, please provide "
-    "the complete code in a code block enclosed with ``` ```.\n\n{problem}\n\nYour code should pass these "
-    "tests:\n{asserts}")
+    "You are a coding expert. You will be given a Python programming task and the tests your code "
+    "must satisfy. Write a correct Python program that matches the specification and passes all "
+    "tests. Keep the function names and signatures the tests require. You may start by outlining "
+    "your thought process. In the end, please provide the complete code in a code block enclosed "
+    "with ``` ```.\n\n{problem}\n\nYour code should pass these tests:\n{asserts}")
 QWEN_SCIENCE = (
-    "You are a scientific reasoning expert. You will be given a science task. Reason about it step by step, then "
-    "give the final answer. In the end, write \"Final answer:\" followed by your complete final answer, in the "
-    "format the task asks for.\n\n{problem}")
+    "You are a scientific reasoning expert. You will be given a science task. Reason about it step "
+    "by step, then give the final answer. In the end, write \"Final answer:\" followed by your "
+    "complete final answer, in the format the task asks for.\n\n{problem}")
 
 OLMO_MATH = "{problem}\n\nPresent the answer in LaTex format: \\boxed{Your answer}"
 OLMO_LCB_SYSTEM = (
-    "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
-    "correct Python program that matches the specification and passes all tests.")
+    "You are an expert Python programmer. You will be given a question (problem specification) and "
+    "will generate a correct Python program that matches the specification and passes all tests.")
 OLMO_LCB = (
-    "### Question:\n{problem}\n\n### Format:\nProvide CONCISE reasoning on how to arrive at the answer in the "
-    "<think> </think> tag.\n{format}\n\n### Answer: (use the provided format with backticks)\n\n")
+    "### Question:\n{problem}\n\n### Format:\nProvide CONCISE reasoning on how to arrive at the "
+    "answer in the <think> </think> tag.\n{format}\n\n### Answer: (use the provided format with "
+    "backticks)\n\n")
 OLMO_STARTER = (
-    "You will use the following starter code to write the solution to the problem and enclose your code within "
-    "delimiters.\n```python\n{starter_code}\n```")
+    "You will use the following starter code to write the solution to the problem and enclose your "
+    "code within delimiters.\n```python\n{starter_code}\n```")
 OLMO_STDIN = (
-    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the "
-    "sample inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs, it "
-    "reads the inputs, runs the algorithm and writes output to STDOUT.\n```python\n# YOUR CODE HERE\n```")
+    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly "
+    "test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when "
+    "the python program runs, it reads the inputs, runs the algorithm and writes output to "
+    "STDOUT.\n```python\n# YOUR CODE HERE\n```")
 OLMO_MBPP = (
-    "{problem}\n\nYour code should pass these tests:\n{asserts}\n\nProvide CONCISE reasoning on how to arrive at "
-    "the answer, and make sure to finish the response with the following:\n\nHere is the completed "
-    "function:\n\n```python\n(CODE)\n```\nwhere (CODE) is the code for the complete function.")
+    "{problem}\n\nYour code should pass these tests:\n{asserts}\n\nProvide CONCISE reasoning on "
+    "how to arrive at the answer, and make sure to finish the response with the following:\n\nHere "
+    "is the completed function:\n\n```python\n(CODE)\n```\nwhere (CODE) is the code for the "
+    "complete function.")
 OLMO_SCIENCE = (
-    "Answer the following science task. Provide CONCISE reasoning for the answer, and make sure to finish the "
-    "response with \"Final answer:\" followed by your complete answer in the format the task asks for.\n\nTask: "
-    "{problem}\n\nAnswer the above task and REMEMBER to finish your response with \"Final answer:\" followed by "
-    "your complete answer.")
+    "Answer the following science task. Provide CONCISE reasoning for the answer, and make sure to "
+    "finish the response with \"Final answer:\" followed by your complete answer in the format the "
+    "task asks for.\n\nTask: {problem}\n\nAnswer the above task and REMEMBER to finish your "
+    "response with \"Final answer:\" followed by your complete answer.")
 
 CODE_FEEDBACK = "Your previous answer was executed against the public tests. {verdict}\n{feedback}"
-CODE_VERDICT = {1: "Your previous answer passed every public test.", 0: "Your previous answer failed the public tests."}
-CODE_NO_FEEDBACK = {1: "No failing test details were produced.", 0: "No failing test details are available."}
+CODE_VERDICT = {
+    1: "Your previous answer passed every public test.",
+    0: "Your previous answer failed the public tests."}
+CODE_NO_FEEDBACK = {
+    1: "No failing test details were produced.",
+    0: "No failing test details are available."}
 CODE_IMPROVE = (
-    "Use this execution feedback to improve your answer. Re-check the original problem yourself and produce a "
-    "corrected complete answer.")
+    "Use this execution feedback to improve your answer. Re-check the original problem yourself "
+    "and produce a corrected complete answer.")
 CHECKED_FEEDBACK = "Your previous answer was checked against the reference. {verdict}"
-CHECKED_VERDICT = {1: "Your previous answer was judged correct.", 0: "Your previous answer was judged incorrect."}
+CHECKED_VERDICT = {
+    1: "Your previous answer was judged correct.",
+    0: "Your previous answer was judged incorrect."}
 CHECKED_IMPROVE = (
-    "Use this outcome to improve your answer. Re-check the original problem yourself and produce a corrected "
-    "complete answer.")
+    "Use this outcome to improve your answer. Re-check the original problem yourself and produce a "
+    "corrected complete answer.")
 
 BLIND = {
     "code": (
-        "Review your previous answer carefully for reasoning, algorithmic, complexity, and implementation "
-        "mistakes. Then produce a corrected complete answer to the original problem. Do not assume that any "
-        "external correctness signal or test feedback is available."),
+        "Review your previous answer carefully for reasoning, algorithmic, complexity, and "
+        "implementation mistakes. Then produce a corrected complete answer to the original "
+        "problem. Do not assume that any external correctness signal or test feedback is "
+        "available."),
     "math": (
-        "Review your previous answer carefully for errors in reasoning, algebra, arithmetic, and the handling of "
-        "special or boundary cases. Then produce a corrected complete answer to the original problem. Do not "
-        "assume that any external correctness signal is available."),
+        "Review your previous answer carefully for errors in reasoning, algebra, arithmetic, and "
+        "the handling of special or boundary cases. Then produce a corrected complete answer to "
+        "the original problem. Do not assume that any external correctness signal is available."),
     "judge": (
-        "Review your previous answer carefully for errors in scientific reasoning, the facts and relationships you "
-        "relied on, unit and magnitude handling, and whether you addressed what the question actually asks. Then "
-        "produce a corrected complete answer to the original problem. Do not assume that any external correctness "
-        "signal is available."),
+        "Review your previous answer carefully for errors in scientific reasoning, the facts and "
+        "relationships you relied on, unit and magnitude handling, and whether you addressed what "
+        "the question actually asks. Then produce a corrected complete answer to the original "
+        "problem. Do not assume that any external correctness signal is available."),
 }
 
 JUDGE = (
-    "You are an expert grader for science tasks. Decide whether the response to the task below is correct, using "
-    "the reference answer as the ground truth.\n\n### Task\n{question}\n\n### Reference answer\n{reference}\n\n### "
-    "Response\n{response}\n\n### Grading instructions\n{criterion}\nJudge the final answer the response gives; its "
-    "style and length do not matter. Be strict but fair. A response that gives no final answer, hedges between "
-    "several answers, or is cut off before answering is incorrect.\nExplain your judgment in at most three "
+    "You are an expert grader for science tasks. Decide whether the response to the task below is "
+    "correct, using the reference answer as the ground truth.\n\n### Task\n{question}\n\n### "
+    "Reference answer\n{reference}\n\n### Response\n{response}\n\n### Grading "
+    "instructions\n{criterion}\nJudge the final answer the response gives; its style and length do "
+    "not matter. Be strict but fair. A response that gives no final answer, hedges between several "
+    "answers, or is cut off before answering is incorrect.\nExplain your judgment in at most three "
     "sentences, then end with yes if the response is correct or no if it is not.")
 # The paper prints the final-result criterion alone; the other five are ours, in its manner.
 CRITERIA = {
     "final_result": (
-        "The response is correct if its final result is equivalent to the reference answer: the same formula, "
-        "value, expression, structure or material, allowing equivalent notation, units and rounding. The reasoning "
-        "does not need to match the reference. If the reference answers several parts, every part must match."),
+        "The response is correct if its final result is equivalent to the reference answer: the "
+        "same formula, value, expression, structure or material, allowing equivalent notation, "
+        "units and rounding. The reasoning does not need to match the reference. If the reference "
+        "answers several parts, every part must match."),
     "relation_set": (
-        "The response is correct if it states the same set of relations as the reference answer: every pair or "
-        "triplet of the reference is there and no other is added, allowing a different order, bracketing, "
-        "capitalization, common abbreviations and synonyms of the same entity. Where a relation has a direction or "
-        "a type, it must agree in meaning. If the reference says that there is no relation, the response must say "
-        "so too. An end marker such as END is no part of the reference."),
+        "The response is correct if it states the same set of relations as the reference answer: "
+        "every pair or triplet of the reference is there and no other is added, allowing a "
+        "different order, bracketing, capitalization, common abbreviations and synonyms of the "
+        "same entity. Where a relation has a direction or a type, it must agree in meaning. If the "
+        "reference says that there is no relation, the response must say so too. An end marker "
+        "such as END is no part of the reference."),
     "composition": (
-        "The response is correct if it lists the same components as the reference answer, each with the same "
-        "proportion: none is missing and none is added, allowing a different order, element names instead of "
-        "symbols, equivalent units and rounding. A bound or a range, such as at most 0.20%, must be the same bound "
-        "or range. The layout of the table does not matter."),
+        "The response is correct if it lists the same components as the reference answer, each "
+        "with the same proportion: none is missing and none is added, allowing a different order, "
+        "element names instead of symbols, equivalent units and rounding. A bound or a range, such "
+        "as at most 0.20%, must be the same bound or range. The layout of the table does not "
+        "matter."),
     "summary": (
-        "The response is correct if its summary states the main finding or conclusion of the text as the reference "
-        "answer does, allowing other wording and another choice of minor details. A summary that misses the "
-        "central point, contradicts the text or the reference, or claims what the text does not support is "
-        "incorrect. One that copies the text instead of summarizing it is incorrect too."),
+        "The response is correct if its summary states the main finding or conclusion of the text "
+        "as the reference answer does, allowing other wording and another choice of minor details. "
+        "A summary that misses the central point, contradicts the text or the reference, or claims "
+        "what the text does not support is incorrect. One that copies the text instead of "
+        "summarizing it is incorrect too."),
     "key_content": (
-        "The response is correct if it covers the key content of the reference answer: the essential items or "
-        "steps, and the order of the steps where it matters, allowing other wording, equivalent materials or "
-        "methods, and further items that do no harm. Minor details, brands and exact amounts may differ unless the "
-        "result depends on them. A response that misses an essential item or step, or has one that would make the "
-        "procedure fail, is incorrect."),
+        "The response is correct if it covers the key content of the reference answer: the "
+        "essential items or steps, and the order of the steps where it matters, allowing other "
+        "wording, equivalent materials or methods, and further items that do no harm. Minor "
+        "details, brands and exact amounts may differ unless the result depends on them. A "
+        "response that misses an essential item or step, or has one that would make the procedure "
+        "fail, is incorrect."),
     "derivation": (
-        "The response is correct if it derives the result of the reference answer by a valid argument, allowing "
-        "equivalent notation, another valid route and omitted routine algebra. The derived result must be "
-        "equivalent to that of the reference. A wrong or unjustified essential step, or a result that is stated "
-        "without being derived, makes the response incorrect. If the reference derives several results, every one "
-        "must be derived."),
+        "The response is correct if it derives the result of the reference answer by a valid "
+        "argument, allowing equivalent notation, another valid route and omitted routine algebra. "
+        "The derived result must be equivalent to that of the reference. A wrong or unjustified "
+        "essential step, or a result that is stated without being derived, makes the response "
+        "incorrect. If the reference derives several results, every one must be derived."),
 }
 
 
-# The compressions of a long response that ask the model (App. G.2, Table 24); the paper does not print their texts.
+# The compressions of a long response that ask the model (App. G.2, Table 24). Their texts are ours:
+# the paper does not print its own.
 SUMMARIZE = (
-    "Summarize your answer above in at most {tokens} tokens, so that you can revise it later without seeing it. Keep "
-    "the approach, the intermediate results that matter, and the complete final answer.")
+    "Summarize your answer above in at most {tokens} tokens, so that you can revise it later "
+    "without seeing it. Keep the approach, the intermediate results that matter, and the complete "
+    "final answer.")
 BLOCK = (
-    "After your complete answer, end with a summary of it between <summary> and </summary>, in at most {tokens} "
-    "tokens: the approach, the intermediate results that matter, and what you are unsure of.")
+    "After your complete answer, end with a summary of it between <summary> and </summary>, in at "
+    "most {tokens} tokens: the approach, the intermediate results that matter, and what you are "
+    "unsure of.")
 
 
 def fill(template, **fields):
-    """Replace each {name} of `fields` in one pass: other braces, in the template or in the values, mean nothing."""
+    """`template` with each {name} of `fields` replaced, in one pass.
+
+    Other braces mean nothing, in the template and in the values: LaTeX and code are full of them.
+    """
     return re.sub(r"\{(" + "|".join(fields) + r")\}", lambda match: fields[match[1]], template)
 
 
@@ -151,32 +175,49 @@ def signature(starter_code):
 
 
 def opening(problem, family):
-    """-> messages of the plain prompt x: a user turn, and for Olmo on LiveCodeBench a system turn before it."""
+    """-> messages of the plain prompt x: a user turn; Olmo's on LiveCodeBench has a system turn."""
     olmo = family == "olmo3"
     if problem.verifier == "math":
         return [user(fill(OLMO_MATH if olmo else QWEN_MATH, problem=problem.text))]
     if problem.verifier == "judge":
         return [user(fill(OLMO_SCIENCE if olmo else QWEN_SCIENCE, problem=problem.text))]
     if problem.tests["type"] == "assert":
-        asserts = "\n".join(problem.tests["public"])
-        if olmo:
-            text = f"{problem.text}\n{problem.header}" if problem.header else problem.text
-            return [user(fill(OLMO_MBPP, problem=text, asserts=asserts))]
-        return [user(fill(QWEN_MBPP, problem=problem.text, asserts="\n".join([asserts, *problem.imports])))]
+        return [user(olmo_mbpp(problem) if olmo else qwen_mbpp(problem))]
     if olmo:
-        form = fill(OLMO_STARTER, starter_code=problem.starter_code) if problem.starter_code else OLMO_STDIN
-        return [{"role": "system", "content": OLMO_LCB_SYSTEM}, user(fill(OLMO_LCB, problem=problem.text, format=form))]
+        return [{"role": "system", "content": OLMO_LCB_SYSTEM}, user(olmo_lcb(problem))]
+    return [user(qwen_lcb(problem))]
+
+
+def qwen_mbpp(problem):
+    asserts = "\n".join([*problem.tests["public"], *problem.imports])
+    return fill(QWEN_MBPP, problem=problem.text, asserts=asserts)
+
+
+def olmo_mbpp(problem):
+    text = f"{problem.text}\n{problem.header}" if problem.header else problem.text
+    return fill(OLMO_MBPP, problem=text, asserts="\n".join(problem.tests["public"]))
+
+
+def qwen_lcb(problem):
     text = problem.text
     if problem.starter_code:
         text += fill(QWEN_SIGNATURE, signature=signature(problem.starter_code))
-    return [user(fill(QWEN_LCB, problem=text))]
+    return fill(QWEN_LCB, problem=text)
+
+
+def olmo_lcb(problem):
+    answer_format = OLMO_STDIN
+    if problem.starter_code:
+        answer_format = fill(OLMO_STARTER, starter_code=problem.starter_code)
+    return fill(OLMO_LCB, problem=problem.text, format=answer_format)
 
 
 def feedback_section(problem, reward, feedback):
     """The verdict on the previous answer and, for code, the feedback text f."""
     if problem.verifier != "code":
         return fill(CHECKED_FEEDBACK, verdict=CHECKED_VERDICT[reward])
-    return fill(CODE_FEEDBACK, verdict=CODE_VERDICT[reward], feedback=feedback or CODE_NO_FEEDBACK[reward])
+    text = feedback or CODE_NO_FEEDBACK[reward]
+    return fill(CODE_FEEDBACK, verdict=CODE_VERDICT[reward], feedback=text)
 
 
 def carry_turn(problem, reward, feedback):
@@ -188,33 +229,44 @@ def carry_turn(problem, reward, feedback):
 def carry(problem, family, response, reward, feedback, earlier=()):
     """-> messages of a carry step (Algorithm 1, line 10); `response` is cut by tail_L already.
 
-    earlier: older (response, reward, feedback) rounds since the restart, oldest first ("last 3 rounds", App. G.2);
-    only the newest user turn asks for a revision.
+    earlier: older (response, reward, feedback) rounds since the restart, oldest first ("last 3
+    rounds", App. G.2); only the newest user turn asks for a revision.
     """
     messages = opening(problem, family)
-    for older_response, older_reward, older_feedback in earlier:
-        messages += [assistant(older_response), user(feedback_section(problem, older_reward, older_feedback))]
-    return messages + [assistant(response), user(carry_turn(problem, reward, feedback))]
+    for old_response, old_reward, old_feedback in earlier:
+        messages.append(assistant(old_response))
+        messages.append(user(feedback_section(problem, old_reward, old_feedback)))
+    messages.append(assistant(response))
+    messages.append(user(carry_turn(problem, reward, feedback)))
+    return messages
 
 
 def carry_without_response(problem, family, reward, feedback):
-    """-> messages of a carry step without the last response (App. G.2): one user turn, opening and feedback."""
+    """-> messages of a carry step without the last response (App. G.2): one turn with x and f."""
     *system, first = opening(problem, family)
     return system + [user(first["content"] + "\n\n" + carry_turn(problem, reward, feedback))]
 
 
 def restart(problem, family, draft):
-    """-> messages of a restart step (Algorithm 1, line 7); of a carry step without feedback (App. G.2) as well."""
+    """-> messages of a restart step (Algorithm 1, line 7).
+
+    A carry step without feedback (App. G.2) has the same.
+    """
     return opening(problem, family) + [assistant(draft), user(BLIND[problem.verifier])]
 
 
 def ask_for_block(messages, tokens):
-    """-> messages whose user turns ask for a summary block of at most `tokens` ("summary block", App. G.2)."""
-    ask = "\n\n" + fill(BLOCK, tokens=str(tokens))
-    return [user(m["content"] + ask) if m["role"] == "user" else m for m in messages]
+    """-> messages whose user turns ask for a summary block of at most `tokens` (App. G.2)."""
+    request = "\n\n" + fill(BLOCK, tokens=str(tokens))
+    return [user(m["content"] + request) if m["role"] == "user" else m for m in messages]
 
 
 def judge(problem, response):
     """-> messages for the judge (App. C.3); `response` is cut to its window already."""
-    return [user(fill(JUDGE, question=problem.text, reference=problem.reference, response=response,
-                      criterion=CRITERIA[problem.criterion]))]
+    text = fill(
+        JUDGE,
+        question=problem.text,
+        reference=problem.reference,
+        response=response,
+        criterion=CRITERIA[problem.criterion])
+    return [user(text)]

@@ -104,7 +104,7 @@ def cost(run, level):
     """Two cells: calls and tokens to a pass rate of `level`; the baseline's are those of its last
     point (Table 14)."""
     reached = [k for k, rate in enumerate(run.curves["pass"], 1) if rate >= level] or [None]
-    k = reached[-1] if run.method == "random sampling" else reached[0]
+    k = reached[-1] if run.method.kind == "random" else reached[0]
     return f"{k} | {sampled_tokens(run)[k - 1]:,}" if k else "- | -"
 
 

@@ -1,20 +1,21 @@
 """The verifier of an answer: reward r, feedback f, correct s (Section 2.1, App. B.1, C.2, C.3).
 
-    reward    in {0, 1}: what the policy may see; code: all public tests pass, otherwise: judged correct
-    correct   in {0, 1}: what the pass rate counts; code: public and private tests pass, otherwise: s = r
-    feedback  text that the policy may see: MATH and the judge give the verdict only, so theirs is empty
+    reward    in {0, 1}: what the policy may see; code: all public tests pass; else: judged correct
+    correct   in {0, 1}: what the pass rate counts; code: public and private tests pass; else: r
+    feedback  text that the policy may see; empty for MATH and the judge, which give a verdict only
     signature what makes two wrong answers the same error (App. A); None is never a repeat
 
-MATH is decided by math-verify on the content of the last \\boxed{} (answers.py). The judge runs on the engine:
-explore.py and evaluate.py await it.
+MATH is decided by math-verify on the content of the last \\boxed{} (answers.py). The judge runs on
+the engine: explore.py and evaluate.py await it.
 
-Public and private tests of a program run alike, as ordinary Python: the program is the longest closed fenced block,
-each test has a process of its own, and SystemExit ends a test normally. The paper grades public tests with SDPO's
-executor and private ones with LiveCodeBench's runner; the quirks in which those two differ from Python, and from one
-another, are left out. Comparison is LiveCodeBench's, and it happens here: what is expected never enters the process of
-the program.
+Public and private tests of a program run alike, as ordinary Python: the program is the longest
+closed fenced block, each test has a process of its own, and SystemExit ends a test normally. The
+paper grades public tests with SDPO's executor and private ones with LiveCodeBench's runner; the
+quirks in which those two differ from Python, and from one another, are left out. Comparison is
+LiveCodeBench's, and it happens here: what is expected never enters the process of the program.
 
-    python verifiers.py FILE.jsonl   # {"problem": {...}, "response": "...", "truncated": false} a line -> its verdict
+    python verifiers.py FILE.jsonl
+    # {"problem": {...}, "response": "...", "truncated": false} a line -> its verdict
 """
 import argparse
 import ast
@@ -24,9 +25,10 @@ import re
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import prompts
-from answers import last_boxed, program_of, same_output, same_value, squeeze
+from answers import as_text, last_boxed, program_of, same_output, same_value, squeeze
 from benches import mbpp
 from benches.own import problem_from_row
 from common.errors import BadInput, ContextTooLong, exit_with_sentence, rows
@@ -34,11 +36,14 @@ from sandbox import run
 from sandbox.asserts import run_asserts
 from sandbox.program import encode
 from sandbox.workers import LONGEST_ANSWER, Workers
-LINE_CHARACTERS, INPUT_LINES, VALUE_CHARACTERS = 250, 8, 250  # App. C.2
+
+# App. C.2
+LINE_CHARACTERS, INPUT_LINES, VALUE_CHARACTERS = 250, 8, 250
 EXCEPTION_CHARACTERS, FEEDBACK_CHARACTERS = 300, 2_000
 NO_BLOCK = "Incorrect Format: Put your code inside a ```python ... ``` block."
-TRUNCATED = ("Truncated Attempt: Your previous response was too long and truncated because it reached the maximum "
-             "response length. Try again with a shorter response.")
+TRUNCATED = (
+    "Truncated Attempt: Your previous response was too long and truncated because it reached the "
+    "maximum response length. Try again with a shorter response.")
 NO_PROGRAM = "No program was found in the answer: put it inside a ```python ... ``` block."
 
 
@@ -51,7 +56,7 @@ class Verdict:
     fault: str | None = None  # why the verifier itself failed; the answer then counts as wrong
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # MATH
 
 
@@ -60,13 +65,15 @@ def math_verdict(problem, response, ask):
     answer = last_boxed(response)
     if answer is None:
         return Verdict(0, 0, "", None)
-    equal, fault = squeeze(answer) == squeeze(problem.answer), None
+    signature, fault = squeeze(answer), None
+    # equal texts need no worker, and are equal even where math-verify cannot read them
+    equal = signature == squeeze(problem.answer)
     if not equal and len(answer) <= LONGEST_ANSWER:
         equal, fault = ask(problem.answer, answer)
-    return Verdict(int(equal), int(equal), "", squeeze(answer), fault)
+    return Verdict(int(equal), int(equal), "", signature, fault)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Code: the verdict of a program (App. C.2)
 
 
@@ -79,71 +86,136 @@ def code_verdict(problem, response, truncated):
 
 
 def program_verdict(problem, response, truncated):
-    """-> (reward, correct, feedback, signature); RuntimeError if the sandbox fails, BadInput if there is none."""
-    tests, program = problem.tests, program_of(response)
-    public, private, asserts = tests["public"], tests["private"], tests["type"] == "assert"
+    """-> (reward, correct, feedback, signature).
+
+    RuntimeError if the sandbox fails, BadInput if there is none.
+    """
+    program = program_of(response)
     if program is None:
-        return 0, 0, NO_PROGRAM if asserts else TRUNCATED if truncated else NO_BLOCK, None
-    if asserts:
-        loaded, *outcomes = run_asserts(problem, program, public)
-        passed = bool(outcomes) and all(outcome.kind == "ok" for outcome in outcomes)
-        feedback = asserts_feedback(public, loaded, outcomes, tests["time_limit"])
-        correct = passed and all(outcome.kind == "ok" for outcome in run_asserts(problem, program, private))
-        if "plus" in tests:  # MBPP+
-            correct = correct and mbpp.passes(problem, program)
+        return 0, 0, no_program(problem, truncated), None
+    if problem.tests["type"] == "assert":
+        passed, correct, feedback = asserts_verdict(problem, program)
     else:
-        failed = []
-        functional = tests["type"] == "functional"
-        with run.answer(program, imports=problem.imports, star_imports=functional) as answer:
-            for number, ((given, expected), (right, outcome)) in enumerate(
-                    zip(public, run_tests(problem, answer, public)), 1):
-                if not right:  # keep what may be shown: outputs may be large
-                    output = outcome.stdout.strip()
-                    kept = replace(outcome, stdout=shown(output), value=None)
-                    failed.append((number, given, expected, kept, len(output)))
-                    if tests.get("stop_at_first_failure"):
-                        break
-            passed, feedback = not failed, tests_feedback(problem, failed)
-            correct = passed and all(right for right, _ in run_tests(problem, answer, private))
-    feedback = feedback[:FEEDBACK_CHARACTERS].encode("utf-8", "replace").decode()  # no tokenizer takes half a pair
+        passed, correct, feedback = tests_verdict(problem, program)
+    feedback = as_text(feedback[:FEEDBACK_CHARACTERS])
     return int(passed), int(correct), feedback, None if passed else feedback
 
 
+def no_program(problem, truncated):
+    """The feedback on a response without a closed block."""
+    if problem.tests["type"] == "assert":
+        return NO_PROGRAM
+    return TRUNCATED if truncated else NO_BLOCK
+
+
+def asserts_verdict(problem, program):
+    """-> (all public asserts hold, the private ones too, feedback)."""
+    tests = problem.tests
+    loaded, *outcomes = run_asserts(problem, program, tests["public"])
+    feedback = asserts_feedback(tests["public"], loaded, outcomes, tests["time_limit"])
+    passed = bool(outcomes) and all_ok(outcomes)  # no outcomes: it did not load
+    correct = passed and all_ok(run_asserts(problem, program, tests["private"]))
+    if "plus" in tests:  # MBPP+
+        correct = correct and mbpp.passes(problem, program)
+    return passed, correct, feedback
+
+
+def all_ok(outcomes):
+    return all(outcome.kind == "ok" for outcome in outcomes)
+
+
+class Failure(NamedTuple):
+    """A test that a program failed, with as much of its output as may be shown: it may be large."""
+    number: int  # of the test, from 1
+    given: str  # its input
+    expected: str
+    outcome: run.Outcome
+    characters: int  # of the whole output
+
+
+def tests_verdict(problem, program):
+    """-> (all public tests pass, the private ones too, feedback)."""
+    tests, failures = problem.tests, []
+    functional = tests["type"] == "functional"
+    with run.answer(program, imports=problem.imports, star_imports=functional) as answer:
+        for number, (right, outcome) in enumerate(run_tests(problem, answer, tests["public"]), 1):
+            if right:
+                continue
+            given, expected = tests["public"][number - 1]
+            output = outcome.stdout.strip()
+            outcome = replace(outcome, stdout=shown(output), value=None)
+            failures.append(Failure(number, given, expected, outcome, len(output)))
+            if tests.get("stop_at_first_failure"):
+                break
+        passed = not failures
+        private = run_tests(problem, answer, tests["private"]) if passed else ()
+        correct = passed and all(right for right, _ in private)
+    return passed, correct, tests_feedback(problem, failures)
+
+
 def run_tests(problem, answer, tests):
-    """-> iterator of (passed, Outcome), one for each of `tests`, [input, expected] pairs; stdout of a failed call: its
-    value as text."""
-    kind, name, seconds = (problem.tests[key] for key in ("type", "fn_name", "time_limit"))
-    if kind == "stdin":
-        inputs = [given.replace("\r\n", "\n") for given, _ in tests]  # a test written on Windows is no trap
-        for (_, expected), outcome in zip(tests, answer.run_scripts(inputs, seconds)):
-            yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome
-        return
-    runs = [[{"call": name, "args": [encode(json.loads(line)) for line in given.split("\n")]}] for given, _ in tests]
-    for (_, expected), (*_, outcome) in zip(tests, answer.run_modules(runs, seconds)):
+    """-> iterator of (passed, Outcome), one for each of `tests`, [input, expected] pairs."""
+    if problem.tests["type"] == "stdin":
+        return run_stdin_tests(problem, answer, tests)
+    return run_functional_tests(problem, answer, tests)
+
+
+def run_stdin_tests(problem, answer, tests):
+    # a test written on Windows is no trap
+    inputs = [given.replace("\r\n", "\n") for given, _ in tests]
+    outcomes = answer.run_scripts(inputs, problem.tests["time_limit"])
+    for (_, expected), outcome in zip(tests, outcomes):
+        yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome
+
+
+def run_functional_tests(problem, answer, tests):
+    """The stdout of a failed call is its value as text: what the feedback shows."""
+    runs = []
+    for given, _ in tests:
+        arguments = [encode(json.loads(line)) for line in given.split("\n")]
+        runs.append([{"call": problem.tests["fn_name"], "args": arguments}])
+    results = answer.run_modules(runs, problem.tests["time_limit"])
+    for (_, expected), (*_, outcome) in zip(tests, results):
         passed = outcome.kind == "ok" and same_value(outcome.value, json.loads(expected))
-        yield passed, outcome if passed else replace(outcome, stdout=value_text(outcome.value))
+        if not passed:
+            outcome = replace(outcome, stdout=value_text(outcome.value))
+        yield passed, outcome
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Code: the feedback that the policy may see
 
 
-def tests_feedback(problem, results):
-    """Feedback on [input, expected] tests: the first exception; else the first time limit; else the two shortest wrong
-    answers. results: [(number of the test from 1, input, expected, Outcome, length of its output)] of what failed."""
-    for number, given, expected, outcome, _ in results:
-        if outcome.kind == "error":
-            frames = [f"  {source}\nLine {line} in {name} (Solution.py)" for line, source, name in outcome.frames]
-            return "\n".join(["Runtime Error", shown(outcome.error), *frames, "", "Last Executed Input",
-                              input_text(problem, given)])
-    for number, given, expected, outcome, _ in results:
-        if outcome.kind == "timeout":
-            return f"Time Limit Exceeded\n\nLast Executed Input\n{input_text(problem, given)}"
-    shortest = sorted(results, key=lambda result: len(result[1]) + result[4])[:2]
-    return "\n\n".join(
-        f"Test Case {number}: Wrong Answer\n\nInput\n{input_text(problem, given)}\n\n"
-        f"Output\n{cut(outcome.stdout, VALUE_CHARACTERS)}\n\nExpected\n{cut(expected.strip(), VALUE_CHARACTERS)}"
-        for number, given, expected, outcome, _ in shortest)
+def tests_feedback(problem, failures):
+    """Feedback on [input, expected] tests, from the Failures of a program (App. C.2).
+
+    The first exception; else the first time limit; else the two shortest wrong answers.
+    """
+    for failure in failures:
+        if failure.outcome.kind == "error":
+            return runtime_error(problem, failure)
+    for failure in failures:
+        if failure.outcome.kind == "timeout":
+            text = input_text(problem, failure.given)
+            return f"Time Limit Exceeded\n\nLast Executed Input\n{text}"
+    failures = sorted(failures, key=lambda failure: len(failure.given) + failure.characters)
+    return "\n\n".join(wrong_answer(problem, failure) for failure in failures[:2])
+
+
+def runtime_error(problem, failure):
+    lines = ["Runtime Error", shown(failure.outcome.error)]
+    for line, source, name in failure.outcome.frames:
+        lines.append(f"  {source}\nLine {line} in {name} (Solution.py)")
+    lines += ["", "Last Executed Input", input_text(problem, failure.given)]
+    return "\n".join(lines)
+
+
+def wrong_answer(problem, failure):
+    output = shortened(failure.outcome.stdout, VALUE_CHARACTERS)
+    expected = shortened(failure.expected.strip(), VALUE_CHARACTERS)
+    given = input_text(problem, failure.given)
+    return (f"Test Case {failure.number}: Wrong Answer\n\n"
+            f"Input\n{given}\n\nOutput\n{output}\n\nExpected\n{expected}")
 
 
 def asserts_feedback(statements, loaded, outcomes, seconds):
@@ -152,16 +224,30 @@ def asserts_feedback(statements, loaded, outcomes, seconds):
     if loaded.kind == "timeout":
         return timeout
     if loaded.kind == "error":
-        broken = re.match("(SyntaxError|IndentationError|TabError)", loaded.error)
-        what = "The program does not compile" if broken else "The program raised an exception before any test ran"
-        where = f" (line {loaded.frames[0][0]})" if loaded.frames else ""
-        return f"{what}: {shown(loaded.error)[:EXCEPTION_CHARACTERS]}{where}"
-    failed = [f"{statement}\n{timeout if outcome.kind == 'timeout' else shown(outcome.error)[:EXCEPTION_CHARACTERS]}"
-              for statement, outcome in zip(statements, outcomes) if outcome.kind != "ok"]
+        return load_error(loaded)
+    failed = []
+    for statement, outcome in zip(statements, outcomes):
+        if outcome.kind != "ok":
+            error = timeout if outcome.kind == "timeout" else exception_text(outcome)
+            failed.append(f"{statement}\n{error}")
     if not failed:
         return "All public asserts passed."
-    first = f"Public test results: {len(statements) - len(failed)}/{len(statements)} asserts passed."
+    passed = len(statements) - len(failed)
+    first = f"Public test results: {passed}/{len(statements)} asserts passed."
     return "\n".join([first, *failed])
+
+
+def load_error(outcome):
+    """The feedback on a program that ends before any assert runs."""
+    what = "The program raised an exception before any test ran"
+    if re.match("(SyntaxError|IndentationError|TabError)", outcome.error):
+        what = "The program does not compile"
+    where = f" (line {outcome.frames[0][0]})" if outcome.frames else ""
+    return f"{what}: {exception_text(outcome)}{where}"
+
+
+def exception_text(outcome):
+    return shown(outcome.error)[:EXCEPTION_CHARACTERS]
 
 
 def input_text(problem, given):
@@ -170,19 +256,24 @@ def input_text(problem, given):
     names = argument_names(problem.starter_code, problem.tests["fn_name"])
     if len(names) == len(lines):
         lines = [f"{name} = {line}" for name, line in zip(names, lines)]
-    more = len(lines) - INPUT_LINES
-    lines = [cut(line, LINE_CHARACTERS) for line in lines[:INPUT_LINES]]
-    return "\n".join(lines + [f"... ({more} more lines)"] * (more > 0))
+    hidden = len(lines) - INPUT_LINES
+    lines = [shortened(line, LINE_CHARACTERS) for line in lines[:INPUT_LINES]]
+    if hidden > 0:
+        lines.append(f"... ({hidden} more lines)")
+    return "\n".join(lines)
 
 
 def argument_names(starter_code, function):
     """The arguments of the method or function that the starter code, which has no body, begins."""
     try:
-        nodes = ast.walk(ast.parse(starter_code.rstrip() + " pass"))
+        tree = ast.parse(starter_code.rstrip() + " pass")
     except SyntaxError:
         return []
-    return [arg.arg for node in nodes if isinstance(node, ast.FunctionDef) and node.name == function
-            for arg in node.args.args if arg.arg != "self"]
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            names += [argument.arg for argument in node.args.args]
+    return [name for name in names if name != "self"]
 
 
 def value_text(value):
@@ -199,68 +290,80 @@ def value_text(value):
         return "(too many digits to show)"
 
 
-def cut(text, characters):
+def shortened(text, characters):
     return text if len(text) <= characters else text[:characters] + "..."
 
 
 def shown(text):
-    """The beginning of what a program said, without the addresses of objects: those differ from run to run."""
+    """The beginning of what a program wrote, without the addresses of objects.
+
+    Those differ from run to run, and with them the signature of an error would.
+    """
     return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text[: 2 * FEEDBACK_CHARACTERS])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The judge
 
-
-JUDGE_TOKENS = 512                                  # App. C.3: the judge decodes greedily, at most 512 new tokens
-JUDGE_WINDOW, JUDGE_HEAD, JUDGE_TAIL = 12_000, 3_000, 9_000  # characters of a response that it reads
+JUDGE_TOKENS = 512  # App. C.3: the judge decodes greedily, at most 512 new tokens
+JUDGE_WINDOW, JUDGE_HEAD, JUDGE_TAIL = 12_000, 3_000, 9_000  # characters that it reads
 JUDGE_OMISSION = "\n\n[... middle of the response omitted ...]\n\n"
+NEEDS_ENGINE = "a judge needs an engine: use explore.py or evaluate.py."
 
 
 def judge_messages(problem, response):
-    """-> messages for the judge; it reads what follows the last </think> unless that is empty; a long middle is cut."""
-    after = response.rpartition("</think>")[2]
-    text = (after if after.strip() else response).replace("<|", "< |")  # no <|im_end|> that ends the prompt's turn
+    """-> messages for the judge, with what follows the last </think> of the response.
+
+    All of it where nothing follows; a long middle is cut.
+    """
+    text = response.rpartition("</think>")[2]
+    if not text.strip():
+        text = response
+    text = text.replace("<|", "< |")  # no <|im_end|> that ends the prompt's turn
     if len(text) > JUDGE_WINDOW:
         text = text[:JUDGE_HEAD] + JUDGE_OMISSION + text[-JUDGE_TAIL:]
     return prompts.judge(problem, text)
 
 
 def judge_verdict(text):
-    """-> 1 if the last whole word yes or no of the judge's text, in any case, is yes; 0 otherwise."""
+    """-> 1 if the last whole word yes or no of the judge's text, in any case, is yes; else 0."""
     words = re.findall(r"\b(yes|no)\b", text, re.IGNORECASE)
     return int(bool(words) and words[-1].lower() == "yes")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # All of them
 
 
-NEEDS_ENGINE = "a judge needs an engine: use explore.py or evaluate.py."
-
-
 async def grade(problem, response, truncated, engine, graders):
-    """-> (Verdict, the judge's Sample or None). The judge is the engine's model without adapter, ahead of its queue."""
+    """-> (Verdict, the judge's completion or None).
+
+    The judge is the engine's model without adapter; its requests go ahead of all others.
+    """
     if problem.verifier != "judge":
         return await graders.grade(problem, response, truncated), None
+    prompt = engine.encode(judge_messages(problem, response))
     try:
-        said = await engine.sample(engine.encode(judge_messages(problem, response)), seed=0, max_tokens=JUDGE_TOKENS,
-                                   temperature=0.0, top_p=1.0, priority=-1)
+        judgment = await engine.sample(
+            prompt, seed=0, max_tokens=JUDGE_TOKENS, temperature=0.0, top_p=1.0, priority=-1)
     except ContextTooLong as error:  # no other answer to the problem suffers from it
         return Verdict(0, 0, "", None, f"The judge cannot read the answer: {error}"), None
-    reward = judge_verdict(said.text)
-    return Verdict(reward, reward, "", None), said
+    reward = judge_verdict(judgment.text)
+    return Verdict(reward, reward, "", None), judgment
 
 
 class Graders(Workers):
-    """A bounded pool beside the engine: threads that wait, each for its own worker process or sandbox."""
+    """A bounded pool beside the engine: threads, each with its own worker process or sandbox."""
 
     def submit(self, problem, response, truncated=False):
         """-> concurrent.futures.Future of the Verdict."""
         return self.threads.submit(self.run, problem, response, truncated)
 
     async def grade(self, problem, response, truncated=False):
-        """-> Verdict. Cancelled while it waits, it is never graded; cancelled while graded, its verdict is dropped."""
+        """-> Verdict.
+
+        Cancelled while it waits, it is never graded; while it is graded, its verdict is dropped.
+        """
         return await asyncio.wrap_future(self.submit(problem, response, truncated))
 
     def run(self, problem, response, truncated):
@@ -283,26 +386,40 @@ def verify(problem, response, truncated=False):
     return shared.submit(problem, response, truncated).result()
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Grade answers to math and code problems, a line each.")
-    parser.add_argument("file", metavar="FILE.jsonl",
-                        help='lines {"problem": {...}, "response": "...", "truncated": ...}')
-    args = parser.parse_args()
+# --------------------------------------------------------------------------------------------------
+# Command line
+
+
+def read_answers(path):
+    """-> [(Problem, response, truncated)] of a file; BadInput names a line that is damaged."""
+    types = {"problem": dict, "response": str, "truncated": bool}
     answers = []
-    for where, row in list(rows(args.file)):  # nothing is graded of a file with a damaged line
+    for where, row in rows(path):
         row = {"truncated": False} | row
-        kinds = {"problem": dict, "response": str, "truncated": bool}
-        if not all(isinstance(row.get(key), kind) for key, kind in kinds.items()):
-            raise BadInput(f'{where}: write {{"problem": {{...}}, "response": "...", "truncated": false}}.')
-        problem = problem_from_row(row["problem"], Path(args.file).stem, where)
+        if not all(isinstance(row.get(name), kind) for name, kind in types.items()):
+            line = '{"problem": {...}, "response": "...", "truncated": false}'
+            raise BadInput(f"{where}: write {line}.")
+        problem = problem_from_row(row["problem"], Path(path).stem, where)
         if problem.verifier == "judge":
             raise BadInput(f"{where}: {NEEDS_ENGINE}")
         answers.append((problem, row["response"], row["truncated"]))
+    return answers
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description="Grade answers to math and code problems, a line each.")
+    parser.add_argument("file", metavar="FILE.jsonl",
+                        help='lines {"problem": {...}, "response": "...", "truncated": ...}')
+    args = parser.parse_args()
+    answers = read_answers(args.file)  # nothing is graded of a file with a damaged line
     graders = Graders()
     try:
         for future in [graders.submit(*answer) for answer in answers]:
             verdict = vars(future.result())
-            print(json.dumps({key: verdict[key] for key in verdict if key != "fault" or verdict["fault"]}), flush=True)
+            if not verdict["fault"]:
+                verdict = {name: verdict[name] for name in verdict if name != "fault"}
+            print(json.dumps(verdict), flush=True)
     finally:
         graders.close()
 

@@ -11,10 +11,10 @@ import urllib.request
 from pathlib import Path
 
 import filelock
-import huggingface_hub as hub
 from tqdm import tqdm
 
 from common.errors import BadInput, open_file
+
 SEED = 0  # of choices, orders and the public/private split; the seed of a run never touches it
 
 
@@ -27,9 +27,9 @@ def file_sha256(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_copy(path, found, pinned):
+def check_copy(path, digest, pinned):
     """Say so if the user's copy is not what the paper used: an excerpt, say."""
-    if found != pinned:
+    if digest != pinned:
         print(f"note: {path} is not the pinned data (sha256 {pinned[:12]}...); going on with it.", file=sys.stderr)
 
 
@@ -40,6 +40,7 @@ def unreachable(what, error):
 
 def from_hub(repo, name, pinned=None, revision=None):
     """-> path of a data set's file from the Hugging Face Hub; `pinned`: the sha256 that its content must have."""
+    import huggingface_hub as hub  # here and below: a second that `--help` need not wait for
     where = {"repo_id": repo, "filename": name, "repo_type": "dataset", "revision": revision}
     try:
         try:
@@ -55,7 +56,8 @@ def from_hub(repo, name, pinned=None, revision=None):
 
 def from_web(url, name, pinned=None):
     """-> path of a file that is fetched once and kept in the Hugging Face cache folder; `pinned` as above."""
-    path = Path(hub.constants.HF_HOME, "leaf", name)
+    from huggingface_hub import constants
+    path = Path(constants.HF_HOME, "leaf", name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -110,14 +112,19 @@ def squash(text):
     return " ".join(text.split())
 
 
-def checked_rows(found, fields):
+def checked_rows(numbered, fields):
     """Yield the rows of an upstream file, given as (where, row); BadInput where one lacks a field of {"name" or
     "outer.inner": type}."""
-    for where, row in found:
-        for name, kind in fields.items():
-            value = row
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if not isinstance(value, kind):
+    for where, row in numbered:
+        for name, field_type in fields.items():
+            if not isinstance(field_of(row, name), field_type):
                 raise BadInput(f'{where} has no "{name}" of the right type: name the file of that bench.')
         yield row
+
+
+def field_of(row, name):
+    """The field "name" or "outer.inner" of a row; None if it has none."""
+    value = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

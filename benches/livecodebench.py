@@ -12,6 +12,7 @@ from benches.files import checked_rows, from_hub, shuffled, squash
 from benches.own import is_functional
 from benches.problem import CODE_SECONDS, Problem
 from common.errors import BadInput, rows
+
 REVISION = "0fe84c3912ea0c4d4a78037083943e8f0c4dd505"  # the sums of its files are not known to us
 FIELDS = dict.fromkeys(
     ("question_id", "question_content", "contest_date", "starter_code", "metadata", "private_test_cases"), str)
@@ -43,16 +44,18 @@ def tests_of(row):
 
 def problem_of(row, split):
     """-> Problem, or None if it fails the static checks: tests of one known type, function and arguments readable."""
-    name, pairs, kinds = tests_of(row)
-    if kinds != {"stdin"} and not (kinds == {"functional"} and name and all(map(is_functional, pairs))):
+    name, pairs, types = tests_of(row)
+    functional = types == {"functional"} and name and all(map(is_functional, pairs))
+    if types != {"stdin"} and not functional:
         return None
-    tests = {"type": kinds.pop(), "fn_name": name, "public": pairs, "private": [], "time_limit": CODE_SECONDS}
+    tests = {"type": types.pop(), "fn_name": name, "public": pairs, "private": [], "time_limit": CODE_SECONDS}
     if split == "train":  # App. E.1: all of them are public
         tests["stop_at_first_failure"] = True
     else:  # App. C.2: half of them, drawn by the problem alone
-        drawn = shuffled(range(len(pairs)), lambda n: f"{row['question_id']} {n}")[: max(1, len(pairs) // 2)]
-        tests["public"] = [pair for n, pair in enumerate(pairs) if n in drawn]
-        tests["private"] = [pair for n, pair in enumerate(pairs) if n not in drawn]
+        order = shuffled(range(len(pairs)), lambda n: f"{row['question_id']} {n}")
+        public = order[: max(1, len(pairs) // 2)]
+        tests["public"] = [pair for n, pair in enumerate(pairs) if n in public]
+        tests["private"] = [pair for n, pair in enumerate(pairs) if n not in public]
     return Problem(row["question_id"], "lcb", row["question_content"], "code", tests=tests,
                    starter_code=row["starter_code"])
 
@@ -62,23 +65,39 @@ def load(split, path, limit):
 
     path: a file, or a folder with the upstream names. The tests of the whole training set take several GB of memory.
     """
-    def read(*names):
-        if path is None:
-            names = [from_hub("livecodebench/code_generation_lite", name, revision=REVISION) for name in names]
-        else:
-            names = [Path(path, name) for name in names] if Path(path).is_dir() else [path]
-        return (row for name in names for row in checked_rows(rows(name), FIELDS))
-
-    def keys(row):
-        return {row["question_id"], squash(row["question_content"])}
-
-    found = [row for row in read("test6.jsonl") if "2025-02-01" <= row["contest_date"] < "2025-05-01"]
-    in_test = set()
+    test = [row for row in read(path, "test6.jsonl") if "2025-02-01" <= row["contest_date"] < "2025-05-01"]
     if split == "train":
-        in_test = {key for row in found for key in keys(row)}
-        found = read("test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl")  # each holds what its release added
+        # each file holds what its release added
+        candidates = read(path, "test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl")
+        in_test = {key for row in test for key in keys(row)}
+    else:
+        candidates, in_test = test, set()
+    problems, dropped = chosen(candidates, in_test, split, limit)
+    counts = [f"{len(problems)} problems"] + [f"{n} {why} dropped" for why, n in dropped.items()]
+    print(f"lcb {split}: {', '.join(counts)}.", file=sys.stderr)
+    return problems
+
+
+def read(path, *names):
+    """-> iterator of the rows of these upstream files, or of the one file `path`."""
+    if path is None:
+        files = [from_hub("livecodebench/code_generation_lite", name, revision=REVISION) for name in names]
+    elif Path(path).is_dir():
+        files = [Path(path, name) for name in names]
+    else:
+        files = [path]
+    return (row for file in files for row in checked_rows(rows(file), FIELDS))
+
+
+def keys(row):
+    """What makes two rows the same problem: one of these in common."""
+    return {row["question_id"], squash(row["question_content"])}
+
+
+def chosen(candidates, in_test, split, limit):
+    """-> (Problems in a fixed order, {why: how many rows were dropped}); in_test: `keys` that may not be there."""
     problems, seen, dropped = [], set(), collections.Counter()
-    for row in shuffled(found, lambda row: f"{row['question_content']} {row['question_id']}"):
+    for row in shuffled(candidates, lambda row: f"{row['question_content']} {row['question_id']}"):
         if keys(row) & in_test:
             dropped["in the test set"] += 1
         elif keys(row) & seen:
@@ -91,6 +110,4 @@ def load(split, path, limit):
             break
         seen |= keys(row)
         del row["private_test_cases"]  # large, and decoded by now
-    report = [f"{len(problems)} problems"] + [f"{n} {why} dropped" for why, n in dropped.items()]
-    print(f"lcb {split}: {', '.join(report)}.", file=sys.stderr)
-    return problems
+    return problems, dropped

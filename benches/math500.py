@@ -5,9 +5,10 @@ from answers import last_boxed
 from benches.files import check_copy, checked_rows, file_sha256, from_hub, sha256, shuffled, squash
 from benches.problem import Problem
 from common.errors import BadInput, rows
+
 BYTES, SHA256 = 446_564, "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132"
 SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory",
-                 "prealgebra", "precalculus")
+            "prealgebra", "precalculus")
 
 
 def load(split, path):
@@ -19,9 +20,9 @@ def test_problems(path):
     if path:
         check_copy(path, file_sha256(path), SHA256)
     path = path or from_hub("HuggingFaceH4/MATH-500", "test.jsonl", SHA256)
-    found = checked_rows(rows(path), {"unique_id": str, "problem": str, "answer": str})
+    upstream = checked_rows(rows(path), {"unique_id": str, "problem": str, "answer": str})
     return [Problem(row["unique_id"], "math500", row["problem"], "math", row["answer"])
-            for row in shuffled(found, lambda row: row["problem"])]
+            for row in shuffled(upstream, lambda row: row["problem"])]
 
 
 def training_problems(path):
@@ -29,29 +30,40 @@ def training_problems(path):
 
     path: a copy in JSON lines; MATH-500 is then looked for in its folder first.
     """
-    beside = []
     if path:
-        found = list(checked_rows(rows(path), {"problem": str, "level": str, "solution": str}))
-        beside = [file for file in Path(path).parent.glob("*.jsonl")
-                  if file.is_file() and file.stat().st_size == BYTES and file_sha256(file) == SHA256]
+        candidates = list(checked_rows(rows(path), {"problem": str, "level": str, "solution": str}))
     else:
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            raise BadInput("MATH's training split comes in parquet files: pip install pyarrow, or name a copy in JSON "
-                           "lines with --data FILE.") from None
-        files = [f"{subject}/train-00000-of-00001.parquet" for subject in SUBJECTS]
-        found = [row for file in files for row in
-                 pyarrow.parquet.read_table(from_hub("EleutherAI/hendrycks_math", file)).to_pylist()]
+        candidates = downloaded_rows()
     try:
-        test = {squash(problem.text) for problem in test_problems(beside[0] if beside else None)}
+        test = {squash(problem.text) for problem in test_problems(test_file_beside(path) if path else None)}
     except BadInput as error:
         raise BadInput("MATH-500 is needed too, to keep its problems out of the training set: put its test.jsonl "
                        f"beside the --data file ({str(error).rstrip('.')}).") from None
-    chosen = {}
-    for row in shuffled(found, lambda row: row["problem"]):
+    answers = {}  # text of the problem: answer
+    for row in shuffled(candidates, lambda row: row["problem"]):
         answer = last_boxed(row["solution"])
         if row["level"] == "Level 5" and answer and squash(row["problem"]) not in test:
-            chosen.setdefault(row["problem"], answer)
+            answers.setdefault(row["problem"], answer)
     return [Problem(f"math-train/{sha256(text)[:12]}", "math500", text, "math", answer)
-            for text, answer in list(chosen.items())[:500]]
+            for text, answer in list(answers.items())[:500]]
+
+
+def downloaded_rows():
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise BadInput("MATH's training split comes in parquet files: pip install pyarrow, or name a copy in JSON "
+                       "lines with --data FILE.") from None
+    table_rows = []
+    for subject in SUBJECTS:
+        file = from_hub("EleutherAI/hendrycks_math", f"{subject}/train-00000-of-00001.parquet")
+        table_rows += pyarrow.parquet.read_table(file).to_pylist()
+    return table_rows
+
+
+def test_file_beside(path):
+    """The file of MATH-500 in the folder of `path`, known by its content; None if there is none."""
+    for file in Path(path).parent.glob("*.jsonl"):
+        if file.is_file() and file.stat().st_size == BYTES and file_sha256(file) == SHA256:
+            return file
+    return None

@@ -71,7 +71,8 @@ def header_of(code, name):
     function = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
     lines, depth = code.split("\n")[function.lineno - 1 :], 0
     for token in tokenize.generate_tokens(io.StringIO("\n".join(lines)).readline):
-        depth += (token.string in "([{") - (token.string in ")]}") if token.type == tokenize.OP else 0
+        if token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
         if token.string == ":" and depth == 0:
             end, column = token.end
             return "\n".join([*imports, *lines[: end - 1], lines[end - 1][:column]])
@@ -82,20 +83,9 @@ def load(path):
 
     path: one of the two with the other beside it ("bpp" in its name), or their folder.
     """
-    if path:
-        folder, named = (Path(path), []) if Path(path).is_dir() else (Path(path).parent, [path])
-        candidates = named + sorted(folder.glob("*bpp*.jsonl*"))
     tables = []  # {number of the task: row} of the one file, then of the other
     for name, (pinned, fields) in FILES.items():
-        column = next(iter(fields))
-        if not path:
-            file = from_web(URL + name, name, pinned)
-        else:
-            file = next((file for file in candidates if column in next(rows(file), (None, {}))[1]), None)
-            if file is None:
-                raise BadInput(f"mbpp is read from two files side by side, and {name} (with the column {column}) is "
-                               "not there: name one of the two, or their folder, with --data.")
-            check_copy(file, file_sha256(file), pinned)
+        file = own_copy(path, name) if path else from_web(URL + name, name, pinned)
         tables.append({str(row["task_id"]).removeprefix("Mbpp/"): row for row in checked_rows(rows(file), fields)})
     hub, evalplus = tables
     both = sorted(hub.keys() & evalplus.keys(), key=lambda number: number.zfill(3))  # some prompts are there twice
@@ -103,11 +93,26 @@ def load(path):
             for number in shuffled(both, lambda number: hub[number]["prompt"])]
 
 
+def own_copy(path, name):
+    """-> path of the user's copy of the file `name`: the first, of `path` and those beside it, with its column."""
+    folder, named = (Path(path), []) if Path(path).is_dir() else (Path(path).parent, [path])
+    pinned, fields = FILES[name]
+    column = next(iter(fields))
+    for file in [*named, *sorted(folder.glob("*bpp*.jsonl*"))]:
+        _, first = next(rows(file), (None, {}))
+        if column in first:
+            check_copy(file, file_sha256(file), pinned)
+            return file
+    raise BadInput(f"mbpp is read from two files side by side, and {name} (with the column {column}) is not there: "
+                   "name one of the two, or their folder, with --data.")
+
+
 def problem_of(number, row, plus):
     """-> Problem of a task from its rows in the two files; BadInput if they are damaged."""
     try:
         convert = next((convert for numbers, convert in CONVERSIONS.items() if int(number) in numbers), list)
-        inputs, header = [convert(args) for args in plus["plus_input"]], header_of(row["code"], plus["entry_point"])
+        inputs = [convert(args) for args in plus["plus_input"]]
+        header = header_of(row["code"], plus["entry_point"])
     except Exception as error:  # a row that somebody has changed can raise nearly anything
         raise BadInput(f"mbpp's task {number} cannot be read ({error!r}): fetch the files again.") from None
     private = {"entry_point": plus["entry_point"], "canonical_solution": plus["canonical_solution"], "inputs": inputs,
@@ -142,7 +147,7 @@ def passes(problem, program):
     # The reference alone needs much of EvalPlus's 60 s for one task; where it needs more, the machine is slow.
     total = max(min(MOST_SECONDS, sum(limits)) + 2, 2 * sum(reference_seconds))
     loading, *outcomes = run_inputs(problem, program, [max(limits), *limits], total)
-    if loading.kind != "ok" or len(outcomes) < len(expected) or any(outcome.kind != "ok" for outcome in outcomes):
+    if len(outcomes) < len(expected) or any(outcome.kind != "ok" for outcome in (loading, *outcomes)):
         return False
     atol = plus["atol"]
     for given, outcome, right in zip(plus["inputs"], outcomes, expected):

@@ -6,6 +6,7 @@ from pathlib import Path
 from benches.problem import ASSERT_SECONDS, CODE_SECONDS, TEST_TYPES, Problem
 from common.errors import BadInput, rows
 from prompts import CRITERIA
+
 TEST_FIELDS = ("type", "fn_name", "public", "private", "time_limit")
 # the fields of a user's row besides id, problem and verifier; the first is required
 OWN_FIELDS = {"math": {"answer": str}, "code": {"tests": dict, "starter_code": str, "imports": list},

@@ -1,5 +1,6 @@
 """A problem: what the prompts show of it and what its verifier needs."""
 from dataclasses import dataclass
+
 CODE_SECONDS, ASSERT_SECONDS = 6, 30  # time limit of one test: LiveCodeBench's own; that of an assert's process
 TEST_TYPES = ("stdin", "functional", "assert")
 

@@ -1,7 +1,8 @@
 """What is counted from runs: evaluate.py's --rollouts, --teacher and --update.
 
-The modes that test a model are given how: `read_training(args, cplus)`, evaluate.Training, and
-`sample(args, settings, requests, out)`, evaluate.run_requests.
+`options` is evaluate.Options. The modes that test a model are given how: `training`, an evaluate.Training (or
+`read_training(cplus)`, which makes one of a cplus.jsonl), and `sample(settings, requests, out)`, which answers and
+grades requests and returns their records in the same order.
 """
 import dataclasses
 import os
@@ -12,109 +13,149 @@ from report import curves, dialogue, measures, paper, plots, tables
 from report.tables import Table, percent, trace_table, update_table, with_paper
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Numbers as they are printed and kept
+
+
 def responses_path(out):
     return os.path.splitext(out)[0] + ".jsonl"
 
 
 def values_by_problem(records, key):
     """{problem id: the values of `key`, sample by sample}."""
-    found = {}
+    values = {}
     for record in records:
-        found.setdefault(record["problem"], []).append(record[key])
-    return found
+        values.setdefault(record["problem"], []).append(record[key])
+    return values
 
 
-def print_tables(args, tables):
-    """Print tables, given as (Table, the paper's numbers for its rows); -> the tables as they are printed."""
-    tables = [with_paper(table, numbers) if args.paper else table for table, numbers in tables]
-    for table in tables:
+def print_tables(pairs, show_paper):
+    """Print tables, given as (Table, the paper's numbers for its rows); -> the tables as they are printed, for JSON."""
+    printed = []
+    for table, numbers in pairs:
+        table = with_paper(table, numbers) if show_paper else table
         print(table.markdown())
-    return [dataclasses.asdict(table) for table in tables]
+        printed.append(table.as_json())
+    return printed
 
 
-def finish(args, settings, tables, out, **more):
+# what the numbers of a test depend on, beside its settings
+FLAGS = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus", "traces", "update")
+
+
+def finish(options, settings, pairs, out, **more):
     """Print the tables; write them, `more` and what they depend on into the file `out`."""
-    flags = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus", "traces", "update")
-    settings = dataclasses.asdict(settings) | {name: getattr(args, name) for name in flags}
+    settings = dataclasses.asdict(settings) | {name: getattr(options, name) for name in FLAGS}
     journal.write_json(out, {"settings": settings, "versions": journal.versions(), **more,
-                             "tables": print_tables(args, tables)})
+                             "tables": print_tables(pairs, options.paper)})
     print(f"\nNumbers: {out}   Responses: {responses_path(out)}")
 
 
-def teacher_main(args, read_training, sample):
-    """--teacher: accuracy of the model on the contexts that its teacher is conditioned on (Tables 5 and 29)."""
-    training = read_training(args, args.cplus)
-    name, lines = training.name, training.lines
-    contexts = {traces: training.contexts(traces) for traces in args.traces}
+# ---------------------------------------------------------------------------------------------------------------------
+# --teacher
+
+
+def teacher_main(options, training, sample):
+    """Accuracy of the model on the contexts that its teacher is conditioned on (Tables 5 and 29)."""
+    lines = training.lines
+    contexts = {traces: training.contexts(traces) for traces in options.traces}
     # Before the sampling: the rollouts may be those of another run.
-    counts = trace_table(name, lines, training.rollouts, training.contexts)
-    out = args.out or os.path.join(os.path.dirname(args.cplus), "teacher.json")
-    records = sample(args, training.settings, [  # the context of sample k is the one that the trainer draws at step k
-        {"problem": training.problems[p], "sample": k, "traces": traces,
-         "messages": training.draw(contexts[traces][p], args.seed, k, p)}
-        for traces in args.traces for p in lines for k in range(1, args.samples + 1)], out)
+    counts = trace_table(training.name, lines, training.rollouts, training.contexts)
+    requests = []
+    for traces in options.traces:
+        for problem in lines:
+            for k in range(1, options.samples + 1):
+                # the context of sample k is the one that the trainer draws at step k
+                context = training.draw(contexts[traces][problem], options.seed, k, problem)
+                requests.append({"problem": training.problems[problem], "sample": k, "traces": traces,
+                                 "messages": context})
+    out = options.out or os.path.join(os.path.dirname(options.cplus), "teacher.json")
+    records = sample(training.settings, requests, out)
+    accuracy = teacher_table(training, contexts, records)
+    finish(options, training.settings, [(accuracy, paper.TEACHER), (counts, paper.TRACES)], out)
+
+
+def teacher_table(training, contexts, records):
+    """contexts: {traces: {problem id: contexts}}, in the order of the rows."""
     rows = []
-    for traces in args.traces:
-        correct = values_by_problem([r for r in records if r["traces"] == traces], "correct")
-        traced = [correct[p] for p in lines if contexts[traces][p] != [lines[p][0]["opening"]]]
-        rows.append([*name, traces, len(lines), percent(measures.avg_and_pass(correct.values())[0])])
-        if len(traced) < len(lines):
-            rows.append([*name, f"{traces}, without plain prompts", len(traced),
-                         percent(measures.avg_and_pass(traced)[0])])
-    accuracy = Table("Teacher accuracy (Tables 5 and 29)",
-                     ["model", "bench", "traces", "problems", "accuracy (%)"], rows)
-    finish(args, training.settings, [(accuracy, paper.TEACHER), (counts, paper.TRACES)], out)
+    for traces in contexts:
+        correct = values_by_problem([record for record in records if record["traces"] == traces], "correct")
+        rows.append([*training.name, traces, len(correct), percent(measures.avg_at_k(correct.values()))])
+        traced = []  # the problems whose context is more than the plain prompt
+        for problem, lines in training.lines.items():
+            if contexts[traces][problem] != [lines[0]["opening"]]:
+                traced.append(correct[problem])
+        if len(traced) < len(correct):
+            rows.append([*training.name, f"{traces}, without plain prompts", len(traced),
+                         percent(measures.avg_at_k(traced))])
+    return Table("Teacher accuracy (Tables 5 and 29)", ["model", "bench", "traces", "problems", "accuracy (%)"], rows)
 
 
-def update_main(args, read_training, sample):
-    """--update: the cost of the policy update in a folder (App. E.5); with --internalization also Table 32."""
-    distilled = curves.read_beside(os.path.join(args.update, ""), "distill.json")
+# ---------------------------------------------------------------------------------------------------------------------
+# --update
+
+
+def update_main(options, read_training, sample):
+    """The cost of the policy update in a folder (App. E.5); with --internalization also Table 32."""
+    distilled = curves.read_beside(os.path.join(options.update, ""), "distill.json")
     if not distilled:
-        raise BadInput(f"{args.update} holds no distill.json: name the --out folder of distill.py (what updates "
+        raise BadInput(f"{options.update} holds no distill.json: name the --out folder of distill.py (what updates "
                        "between the steps of an exploration cost is in its --rollouts tables).")
     cplus = distilled["settings"]["cplus"]
-    steps = read_jsonl(os.path.join(args.update, "distill.jsonl"), torn_ok=True)
+    steps = read_jsonl(os.path.join(options.update, "distill.jsonl"), torn_ok=True)
     run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"))
     cost = update_table(run, steps, distilled.get("result", {}).get("gpus", 1)), paper.UPDATE
-    if not args.internalization:
-        shown = print_tables(args, [cost])
-        if args.out:
-            journal.write_json(args.out, shown)
+    if options.internalization:
+        internalization_main(options, read_training(cplus), sample, run, cost)
         return
-    training = read_training(args, cplus)
-    lines = training.lines
-    samples = read_jsonl(os.path.join(args.update, "samples.jsonl"), torn_ok=True)
-    last = {s["problem"]: s for s in samples if s["problem"] in lines}  # samples.jsonl is in the order of the steps
-    out = args.out or os.path.join(args.update, "internalization.json")
-    fresh = [{"problem": training.problems[p], "sample": k, "messages": lines[p][0]["opening"]}
-             for p in last for k in range(1, args.samples + 1)]
-    given = [{"problem": training.problems[p], "sample": 0, "response": s["response"], "truncated": s["truncated"]}
-             for p, s in last.items()]
-    records = sample(args, training.settings, fresh + given, out)
-    base = measures.mean(r["correct"] for r in records if r["sample"] > 0)
-    update = measures.mean(r["correct"] for r in records if r["sample"] == 0)
+    printed = print_tables([cost], options.paper)
+    if options.out:
+        journal.write_json(options.out, printed)
+
+
+def internalization_main(options, training, sample, run, cost):
+    """What the policy keeps without context (Table 32), below the table of the costs."""
+    responses = read_jsonl(os.path.join(options.update, "samples.jsonl"), torn_ok=True)
+    # the last response to each problem: samples.jsonl is in the order of the steps
+    last = {response["problem"]: response for response in responses if response["problem"] in training.lines}
+    requests = []
+    for problem in last:
+        for k in range(1, options.samples + 1):
+            requests.append({"problem": training.problems[problem], "sample": k,
+                             "messages": training.lines[problem][0]["opening"]})
+    for problem, response in last.items():  # sample 0: it is there already, and only graded
+        requests.append({"problem": training.problems[problem], "sample": 0, "response": response["response"],
+                         "truncated": response["truncated"]})
+    out = options.out or os.path.join(options.update, "internalization.json")
+    records = sample(training.settings, requests, out)
     step = run.curves["calls"][-1]
-    rollout = measures.mean(run.attempts[p][step]["correct"] for p in last)
+    base = measures.mean(record["correct"] for record in records if record["sample"] > 0)
+    update = measures.mean(record["correct"] for record in records if record["sample"] == 0)
+    rollout = measures.mean(run.attempts[problem][step]["correct"] for problem in last)
     shares = base, update, rollout, measures.relative_gain(base, update, rollout)
     accuracy = Table("Accuracy on the training problems without context, and with it in the rollout (Table 32)",
                      ["model", "bench", "problems", "base (%)", "update (%)", f"rollout, step {step} (%)",
                       "relative gain (%)"], [[*training.name, len(last), *map(percent, shares)]])
-    finish(args, training.settings, [cost, (accuracy, paper.INTERNALIZATION)], out)
+    finish(options, training.settings, [cost, (accuracy, paper.INTERNALIZATION)], out)
 
 
-def rollouts_main(args, cplus):
-    """--rollouts: tables and plots over runs, or one problem of them. cplus: its problems where --cplus names one."""
-    if args.show:
-        print(dialogue.show(args.rollouts + args.versus, args.show))
+# ---------------------------------------------------------------------------------------------------------------------
+# --rollouts
+
+
+def rollouts_main(options, cplus):
+    """Tables and plots over runs, or one problem of them. cplus: its problems where --cplus names one."""
+    if options.show:
+        print(dialogue.show([*options.rollouts, *options.versus], options.show))
         return
-    if args.plot and os.path.splitext(args.plot)[1] not in (".png", ".pdf", ".svg"):
-        raise BadInput(f"--plot {args.plot} has no known ending: name a .png, .pdf or .svg file.")
-    groups = tables.read_groups(args.rollouts, args.versus)
-    found = tables.all_tables(groups)
+    if options.plot and os.path.splitext(options.plot)[1] not in (".png", ".pdf", ".svg"):
+        raise BadInput(f"--plot {options.plot} has no known ending: name a .png, .pdf or .svg file.")
+    groups = tables.read_groups(options.rollouts, options.versus)
+    pairs = tables.all_tables(groups)
     if cplus:
-        found.append((tables.correction_table(groups, cplus), paper.CORRECTION))
-    shown = print_tables(args, found)
-    if args.out:
-        journal.write_json(args.out, shown)
-    if args.plot:
-        plots.draw(args.plot, groups)
+        pairs.append((tables.correction_table(groups, cplus), paper.CORRECTION))
+    printed = print_tables(pairs, options.paper)
+    if options.out:
+        journal.write_json(options.out, printed)
+    if options.plot:
+        plots.draw(options.plot, groups)

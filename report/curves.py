@@ -6,15 +6,16 @@ import sys
 from common.errors import BadInput, read_jsonl
 from common.journal import read_json
 from report import measures
+from report.method import Method, method_of
 
 
 @dataclasses.dataclass
-class Run:
+class RunRecord:
     """One rollouts.jsonl with what explore.json beside it says."""
     path: str
     attempts: dict      # {problem id: {step: record}} of steps 1..last, the last one that counts (App. C.4)
     bench: str
-    method: str         # its name in tables and plots
+    method: Method
     model: str          # see `model_name`
     seed: int
     curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only where the run has ended
@@ -24,9 +25,13 @@ class Run:
 @dataclasses.dataclass
 class Group:
     """The runs of one method: the same models and benches for each seed."""
-    method: str
-    runs: dict          # (model, bench) -> [Run of each seed], cut at the last step that the seed's runs have in common
+    method: Method
+    runs: dict          # (model, bench) -> [RunRecord of each seed], cut at the last step that the seed's runs share
     curves: list        # one `overall` per seed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files of a run
 
 
 def read_attempts(path):
@@ -58,24 +63,70 @@ def bench_name(bench, split):
     return f"{bench} (train)" if split == "train" else bench
 
 
-def method_name(method, settings):
-    """random sampling, or LEAF with what its settings change of it (App. G.2, G.3)."""
-    usual = {"memory": "leaf", "restart": 5, "tail": 2000, "compress": "tail", "update_every": None, "lr": 1e-6,
-             "tau": 1e-3 if settings.get("bench") == "math500" else "inf", "divergence": "reverse_kl"}
-    changed = [f"{key} {settings[key]}" for key in usual if settings.get(key, usual[key]) != usual[key]]
-    return "random sampling" if method == "random" else ", ".join(["LEAF", *changed])
+# ---------------------------------------------------------------------------------------------------------------------
+# One run
 
 
-def missing(attempts, step, failed):
+def read_run(path, number=1):
+    """The run in `path`; `number` stands for the seed where there is no explore.json."""
+    attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
+    settings, result = explored.get("settings", {}), explored.get("result", {})  # no result: it has not ended yet
+    first = next(record for steps in attempts.values() for record in steps.values())
+    failed = result.get("failed", {})
+    attempts = {problem: {} for problem in failed} | attempts  # also those that never fitted the model's window
+    if result and len(attempts) < result["problems"]:
+        raise BadInput(f"{path} has answers to {len(attempts)} of its {result['problems']} problems only: go on with "
+                       "the same explore.py command, with a larger --gpu-hours if its cap ended it.")
+    complete = measures.complete_steps(attempts)
+    if complete == 0:
+        raise BadInput(f"{path}: no step is complete for every problem ({why_missing(attempts, 1, failed)}): go on "
+                       "with the same explore.py command.")
+    curves = run_curves(path, attempts, complete, settings, result)
+    last = last_step(path, curves, complete, settings)
+    note_cut(path, attempts, last, complete, settings, failed)
+    counted = {problem: {t: r for t, r in steps.items() if t <= last} for problem, steps in attempts.items()}
+    return RunRecord(
+        path, counted, bench_name(first["bench"], settings.get("split")), method_of(first["method"], settings),
+        model_name(settings.get("model", "model")), settings.get("seed", number),
+        {name: values[:last] for name, values in curves.items()}, result.get("parameters"))
+
+
+def last_step(path, curves, complete, settings):
+    """The last step that counts, min(K, k_5h) of App. C.4: of the `complete` ones, the last within the cap."""
+    if "hours" not in curves:
+        return complete
+    cap = settings["gpu_hours"] or float("inf")
+    last = sum(hours <= cap for hours in curves["hours"])
+    if last == 0:
+        raise BadInput(f"{path}: step 1 alone took more than its cap of {cap:g} GPU hours: give explore.py a "
+                       "larger --gpu-hours.")
+    return last
+
+
+def note_cut(path, attempts, last, complete, settings, failed):
+    """Say on stderr why the answers after step `last` do not count, if there are any."""
+    most = max(step for steps in attempts.values() for step in steps)
+    if last == most:
+        return
+    if last < complete:
+        why = f"the last one within its cap of {settings['gpu_hours']:g} GPU hours"
+    else:
+        why = why_missing(attempts, last + 1, failed)
+    print(f"Note: {path} goes up to step {most}, and counts up to step {last}: {why}.", file=sys.stderr)
+
+
+def why_missing(attempts, step, failed):
     """Why the steps from `step` on do not count, in words; `failed`: {problem id: why it cannot go on}."""
-    behind = sorted((p for p, steps in attempts.items() if step not in steps), key=lambda p: p not in failed)
-    why = f" ({failed[behind[0]]})" if behind[0] in failed else ""
-    return f"step {step} is missing for {len(behind)} of {len(attempts)} problems, such as {behind[0]}{why}"
+    behind = [problem for problem, steps in attempts.items() if step not in steps]
+    example = min(behind, key=lambda problem: problem not in failed)  # the first that failed, else the first
+    reason = f" ({failed[example]})" if example in failed else ""
+    return f"step {step} is missing for {len(behind)} of {len(attempts)} problems, such as {example}{reason}"
 
 
 def run_curves(path, attempts, last, settings, result):
     """{name: values at steps 1..last} of the run in `path`; `settings` and `result`: those of its explore.json."""
-    curves = {"calls": [*range(1, last + 1)], "pass": measures.pass_curve(attempts, last),
+    curves = {"calls": [*range(1, last + 1)],
+              "pass": measures.pass_curve(attempts, last),
               "accuracy": measures.per_answer_curve(attempts, last, "correct"),
               "length": measures.per_answer_curve(attempts, last, "completion_tokens"),
               **measures.token_curves(attempts, last)}
@@ -83,46 +134,24 @@ def run_curves(path, attempts, last, settings, result):
     updates = read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []
     forward, trained, update_seconds = measures.update_curves(updates, every or 1, last)
     if updates:
-        curves |= {"update": forward, "trained": trained, "all": [sum(pair) for pair in zip(curves["all"], forward)]}
+        totals = [sum(pair) for pair in zip(curves["all"], forward)]
+        curves |= {"update": forward, "trained": trained, "all": totals}
     if result:
-        curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in zip(curves["all"], trained)]
-        startup, wall = result["startup_seconds"], result["wall_seconds"]
-        elapsed = max(r.get("elapsed_seconds", 0) for steps in attempts.values() for r in steps.values())
-        wall = max(wall, elapsed - startup)  # a run that goes on has taken longer than its explore.json knows
-        curves["hours"] = measures.hour_curve(attempts, last, startup, wall, result["gpus"], update_seconds)
+        pairs = zip(curves["all"], trained)
+        curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in pairs]
+        curves["hours"] = measures.hour_curve(attempts, last, result["startup_seconds"], wall_seconds(attempts, result),
+                                              result["gpus"], update_seconds)
     return curves
 
 
-def read_run(path, number=1):
-    """The run in `path`; `number` stands for the seed where there is no explore.json."""
-    attempts, explored = read_attempts(path), read_beside(path, "explore.json") or {}
-    settings, result = explored.get("settings", {}), explored.get("result", {})  # no result: it has not ended yet
-    records, failed = [r for steps in attempts.values() for r in steps.values()], result.get("failed", {})
-    attempts = {problem: {} for problem in failed} | attempts  # also those that never fitted the model's window
-    if result and len(attempts) < result["problems"]:
-        raise BadInput(f"{path} has answers to {len(attempts)} of its {result['problems']} problems only: go on with "
-                       "the same explore.py command, with a larger --gpu-hours if its cap ended it.")
-    last = complete = measures.complete_steps(attempts)
-    if complete == 0:
-        raise BadInput(f"{path}: no step is complete for every problem ({missing(attempts, 1, failed)}): go on with "
-                       "the same explore.py command.")
-    curves = run_curves(path, attempts, complete, settings, result)
-    if "hours" in curves:
-        cap = settings["gpu_hours"] or float("inf")
-        last = sum(hours <= cap for hours in curves["hours"])  # App. C.4: min(K, k_5h)
-        if last == 0:
-            raise BadInput(f"{path}: step 1 alone took more than its cap of {cap:g} GPU hours: give explore.py a "
-                           "larger --gpu-hours.")
-    most = max(record["step"] for record in records)
-    if last < most:
-        why = (f"the last one within its cap of {cap:g} GPU hours" if last < complete
-               else missing(attempts, last + 1, failed))
-        print(f"Note: {path} goes up to step {most}, and counts up to step {last}: {why}.", file=sys.stderr)
-    counted = {problem: {t: r for t, r in steps.items() if t <= last} for problem, steps in attempts.items()}
-    return Run(path, counted, bench_name(records[0]["bench"], settings.get("split")),
-               method_name(records[0]["method"], settings), model_name(settings.get("model", "model")),
-               settings.get("seed", number), {name: values[:last] for name, values in curves.items()},
-               result.get("parameters"))
+def wall_seconds(attempts, result):
+    """Wall time of a run without its start-up; one that goes on has taken longer than its explore.json knows."""
+    elapsed = max(r.get("elapsed_seconds", 0) for steps in attempts.values() for r in steps.values())
+    return max(result["wall_seconds"], elapsed - result["startup_seconds"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several runs
 
 
 def read_group(paths):
@@ -156,12 +185,18 @@ def overall(runs):
     models = []
     for model in dict.fromkeys(run.model for run in runs):
         benches = [run.curves for run in runs if run.model == model]
-        models.append({name: values if name in RATES else [len(benches) * x for x in values]
-                       for name, values in mean_curves(benches).items()})
+        models.append(mean_curves(benches))
+        for name, values in models[-1].items():
+            if name not in RATES:
+                models[-1][name] = [len(benches) * value for value in values]
     return mean_curves(models)
 
 
 def mean_curves(parts):
     """The mean of each curve that all `parts` have, step by step, cut at the last step that all of them reached."""
-    names = [name for name in parts[0] if all(name in curves for curves in parts)]
-    return {name: [measures.mean(values) for values in zip(*(curves[name] for curves in parts))] for name in names}
+    means = {}
+    for name in parts[0]:
+        if all(name in curves for curves in parts):
+            steps = zip(*(curves[name] for curves in parts))
+            means[name] = [measures.mean(values) for values in steps]
+    return means

@@ -12,45 +12,60 @@ def printable(text):
 
 def fold(text):
     """Indented, long lines of prose folded at words; code blocks stay as they are; control characters are left out."""
-    lines, code = [], False
+    lines, in_code = [], False
     for line in printable(text).split("\n"):
-        code ^= line.lstrip().startswith("```")
-        lines += [line] if code or len(line) <= 100 else textwrap.wrap(line, 100, break_long_words=False)
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        if in_code or len(line) <= 100:
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(line, 100, break_long_words=False)
     return textwrap.indent("\n".join(lines), "    ")
 
 
 def dialogue(steps):
     """The attempts at one problem ({step: record}) as a text: the opening; each step's user turn, answer, verdict."""
     first = steps[min(steps)]
-    roles = [message["role"] for message in first["context"]]
-    opening = first["context"][:roles.index("assistant") if "assistant" in roles else None]
+    opening = []
+    for message in first["context"]:
+        if message["role"] == "assistant":
+            break
+        opening.append(message)
     parts = [f"Problem {first['problem']} of {first['bench']}"]
-    parts += [f"[{m['role']}]\n{fold(m['content'])}" for m in opening]
-    for t, record in sorted(steps.items()):
-        parts.append(f"======== step {t}{', restart' if record['restart'] else ''} ========")
+    parts += [f"[{message['role']}]\n{fold(message['content'])}" for message in opening]
+    for step, record in sorted(steps.items()):
+        parts.append(f"======== step {step}{', restart' if record['restart'] else ''} ========")
         if record["draft"] is not None:
             parts.append(f"[assistant: a draft, not graded]\n{fold(record['draft'])}")
         if record["context"][-1] != opening[-1]:
             parts.append(f"[user]\n{fold(record['context'][-1]['content'])}")
-        verdict = "correct" if record["correct"] else "passes the public tests only" if record["reward"] else "wrong"
-        notes = [f"{record['completion_tokens']} tokens"]
-        if record["signature"] and not record["feedback"]:  # MATH: the content of the box
-            notes.insert(0, f"answer {printable(record['signature'])}")
-        if record["truncated"]:
-            notes.append("truncated")
-        if record["fault"]:
-            notes.append(f"verifier fault: {record['fault']}")
-        parts += [f"[assistant]\n{fold(record['response'])}", f"--> {verdict} ({', '.join(notes)})"]
+        parts += [f"[assistant]\n{fold(record['response'])}", verdict_line(record)]
         if record["feedback"]:
             parts.append(fold(record["feedback"]))
     return "\n\n".join(parts)
 
 
+def verdict_line(record):
+    verdict = "wrong"
+    if record["correct"]:
+        verdict = "correct"
+    elif record["reward"]:
+        verdict = "passes the public tests only"
+    notes = [f"{record['completion_tokens']} tokens"]
+    if record["signature"] and not record["feedback"]:  # MATH: the content of the box
+        notes.insert(0, f"answer {printable(record['signature'])}")
+    if record["truncated"]:
+        notes.append("truncated")
+    if record["fault"]:
+        notes.append(f"verifier fault: {record['fault']}")
+    return f"--> {verdict} ({', '.join(notes)})"
+
+
 def show(paths, problem):
     """The dialogues of one problem in the given runs."""
     runs = {path: read_attempts(path) for path in paths}
-    if not any(problem in attempts for attempts in runs.values()):
+    dialogues = [f"{path}\n{dialogue(attempts[problem])}" for path, attempts in runs.items() if problem in attempts]
+    if not dialogues:
         known = ", ".join(list(next(iter(runs.values())))[:5])
         raise BadInput(f"there is no problem {problem} in {', '.join(runs)}; ids there are {known} ...")
-    found = [f"{path}\n{dialogue(attempts[problem])}" for path, attempts in runs.items() if problem in attempts]
-    return "\n\n\n".join(found)
+    return "\n\n\n".join(dialogues)

@@ -5,8 +5,7 @@ Shares are in [0, 1], tokens are counts, hours are GPU hours. Steps count from 1
 "Correct" is s, what the pass rate counts; "wrong" and "fix" of App. A are r = 0 and r = 1, what the policy may see.
 """
 import statistics
-
-import numpy as np
+from itertools import accumulate
 
 from common.errors import BadInput
 
@@ -32,8 +31,10 @@ def mean(values):
 
 
 def over_seeds(values, unit=1):
-    """`values` times `unit`, one a seed: the number; several: mean and sample standard deviation (Table 12). None if a
-    seed has none."""
+    """`values` times `unit`, one a seed: the number; several: mean and sample standard deviation (Table 12).
+
+    None if a seed has none.
+    """
     if None in values:
         return None
     values = [unit * value for value in values]
@@ -52,27 +53,43 @@ def complete_steps(attempts):
     return last
 
 
+def pass_at_k(outcomes):
+    """The paper's pass@k for k = 1..n: the share of problems with a correct one among their first k (Eq. 1).
+
+    outcomes: [problems][n] of 0/1, in the order of the steps or samples. It is cumulative over the steps, whose answers
+    depend on one another; it is not the unbiased estimator of pass@k from n independent samples (Chen et al., 2021),
+    which averages over all choices of k of them. For k = n the two are equal, as in the tests of App. E.2.
+    """
+    solved = [list(accumulate(problem, max)) for problem in outcomes]  # [problems][n]: by the first k
+    return [mean(at_k) for at_k in zip(*solved)]
+
+
 def pass_curve(attempts, last):
-    """pass@k for k = 1..last: the share of problems with a correct answer within their first k (Eq. 1)."""
-    first = [min((t for t, r in steps.items() if r["correct"]), default=last + 1) for steps in attempts.values()]
-    return [mean(f <= k for f in first) for k in range(1, last + 1)]
+    """`pass_at_k` of a run, k = 1..last calls."""
+    return pass_at_k([[steps[t]["correct"] for t in range(1, last + 1)] for steps in attempts.values()])
+
+
+def avg_at_k(outcomes):
+    """avg@k of test samples [problems][k] of 0/1: the share of correct ones (App. E.2)."""
+    return mean(outcome for problem in outcomes for outcome in problem)
 
 
 def total_curve(attempts, last, *fields):
     """Sum of the records' `fields` over all answers up to step k, k = 1..last. A field that is not there counts 0."""
-    return np.cumsum([sum(steps[k].get(field, 0) for steps in attempts.values() for field in fields)
-                      for k in range(1, last + 1)]).tolist()
+    totals = []
+    for k in range(1, last + 1):
+        records = [steps[k] for steps in attempts.values()]
+        totals.append(sum(record.get(field, 0) for record in records for field in fields))
+    return list(accumulate(totals))
 
 
 def per_answer_curve(attempts, last, field):
-    """Mean of a field over all answers graded up to step k, k = 1..last: of "correct" the mean accuracy (Table 11), of
-    "completion_tokens" the length, drafts excluded (Table 20)."""
-    return [total / (k * len(attempts)) for k, total in enumerate(total_curve(attempts, last, field), 1)]
+    """Mean of a field over all answers graded up to step k, k = 1..last.
 
-
-def avg_and_pass(outcomes):
-    """avg@n and pass@n of test samples [problems][n] of 0/1: correct ones, problems with a correct one (App. E.2)."""
-    return mean(z for problem in outcomes for z in problem), mean(any(problem) for problem in outcomes)
+    Of "correct" it is the mean accuracy (Table 11), of "completion_tokens" the length, drafts excluded (Table 20).
+    """
+    totals = total_curve(attempts, last, field)
+    return [total / (k * len(attempts)) for k, total in enumerate(totals, 1)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -84,12 +101,12 @@ TOKENS = {"prompt": ("prompt_tokens", "draft_prompt_tokens", "summary_prompt_tok
 
 
 def token_curves(attempts, last):
-    """Tokens up to step k, k = 1..last, as {a kind of TOKENS or "all": [...]}.
+    """Tokens up to step k, k = 1..last, as {one of TOKENS or "all": [...]}.
 
     "prompt" holds the prompts of drafts and summaries too, "judge" the judge's prompts and answers; "all" is T_fwd of
     Eq. 5, where prompt tokens that came from a cache count in full.
     """
-    curves = {kind: total_curve(attempts, last, *fields) for kind, fields in TOKENS.items()}
+    curves = {name: total_curve(attempts, last, *fields) for name, fields in TOKENS.items()}
     return curves | {"all": [sum(step) for step in zip(*curves.values())]}
 
 
@@ -104,8 +121,13 @@ def update_tokens(updates):
     Forward: the student's generation and the teacher's pass; the paper also counts a behaviour pass over the student's
     sequences, which one optimizer step per batch makes unnecessary (App. B.4, E.5).
     """
-    student, teacher = (sum(line[name] for line in updates) for name in ("student_tokens", "teacher_tokens"))
+    student = sum(line["student_tokens"] for line in updates)
+    teacher = sum(line["teacher_tokens"] for line in updates)
     return student + teacher, 2 * student + teacher, student
+
+
+def update_seconds(updates):
+    return sum(line["sample_seconds"] + line["train_seconds"] for line in updates)
 
 
 def update_curves(updates, every, last):
@@ -113,22 +135,30 @@ def update_curves(updates, every, last):
 
     `updates`: lines of distill.jsonl; update j is made at the end of step j * every (App. G.3), and counts from there.
     """
-    made = [[line for line in updates if line["step"] * every <= k] for k in range(1, last + 1)]
-    forward, _, trained = map(list, zip(*map(update_tokens, made)))
-    return [forward, trained, [sum(line["sample_seconds"] + line["train_seconds"] for line in lines) for lines in made]]
+    forward, trained, seconds = [], [], []
+    for k in range(1, last + 1):
+        made = [line for line in updates if line["step"] * every <= k]
+        forward_here, _, trained_here = update_tokens(made)
+        forward.append(forward_here)
+        trained.append(trained_here)
+        seconds.append(update_seconds(made))
+    return [forward, trained, seconds]
 
 
 def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_seconds=None):
-    """GPU hours up to step k, k = 1..last: an allotment of the wall time, not a measurement of the step.
+    """GPU hours up to step k, k = 1..last (Fig. 3 (c), Tables 13 and 22): an allotment of the wall time.
 
-    start-up + wall x (sampling seconds of the steps <= k, drafts included) / (all sampling seconds), times the GPUs.
-    `update_seconds`, up to step k, were measured: they are not allotted.
+    start-up + wall x (sampling seconds of the steps <= k, drafts included) / (all sampling seconds), times the GPUs:
+    steps overlap, so that none can be measured. `update_seconds`, up to step k, were: they are not allotted.
     """
     updates = update_seconds or [0] * last
     total = sum(record["sample_seconds"] for steps in attempts.values() for record in steps.values())
-    shares = [sampled / total if total else 1 for sampled in total_curve(attempts, last, "sample_seconds")]
-    return [(startup_seconds + (wall_seconds - updates[-1]) * share + update) * gpus / 3600
-            for share, update in zip(shares, updates)]
+    sampled = total_curve(attempts, last, "sample_seconds")
+    hours = []
+    for seconds, update in zip(sampled, updates):
+        share = seconds / total if total else 1
+        hours.append((startup_seconds + (wall_seconds - updates[-1]) * share + update) * gpus / 3600)
+    return hours
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -159,18 +189,29 @@ def transitions(*runs):
     `runs`: the attempts of each seed. A restart step revises a fresh draft instead, so it is no transition. A problem
     without transitions is left out.
     """
-    found = {}
-    for problem, steps in (item for attempts in runs for item in attempts.items()):
-        for t in range(2, REPEAT_STEPS + 1):
-            before, now = steps.get(t - 1), steps.get(t)
-            if now and before and not now["restart"] and before["reward"] == 0 and before["signature"] is not None:
-                found.setdefault(problem, []).append(
-                    (before["signature"], is_wrong_as(now, before["signature"]), now["reward"] == 1))
-    return found
+    table = {}
+    for attempts in runs:
+        for problem, steps in attempts.items():
+            revisions = [revision for t in range(2, REPEAT_STEPS + 1) if (revision := revised(steps, t))]
+            if revisions:
+                table.setdefault(problem, []).extend(revisions)
+    return table
+
+
+def revised(steps, t):
+    """(signature of step t-1, repeat, fix) if step t revises a wrong answer with a signature; else None."""
+    before, now = steps.get(t - 1), steps.get(t)
+    if not (before and now) or now["restart"]:
+        return None
+    signature = before["signature"]
+    if before["reward"] == 1 or signature is None:
+        return None
+    return signature, is_wrong_as(now, signature), now["reward"] == 1
 
 
 def bootstrap_interval(differences, draws=10_000, seed=0):
     """95% percentile interval of the mean of paired differences, resampling problems."""
+    import numpy as np  # here alone: `evaluate.py --help` need not wait for it
     values, generator = np.asarray(differences, dtype=float), np.random.default_rng(seed)
     means = [values[generator.integers(len(values), size=len(values))].mean() for _ in range(draws)]
     return tuple(np.percentile(means, [2.5, 97.5]).tolist())
@@ -182,12 +223,15 @@ def paired_rates(ours, theirs):
     -> {"problems": n, "repeat": (ours, theirs, difference, (low, high)), "fix": the same}, or None, if none is shared.
     """
     shared = [problem for problem in ours if problem in theirs]
-    result = {"problems": len(shared)}
+    rates = {"problems": len(shared), "repeat": None, "fix": None}
+    if not shared:
+        return rates
     for name, column in (("repeat", 1), ("fix", 2)):
-        a, b = ([mean(t[column] for t in table[problem]) for problem in shared] for table in (ours, theirs))
-        differences = [x - y for x, y in zip(a, b)]
-        result[name] = (mean(a), mean(b), mean(differences), bootstrap_interval(differences)) if shared else None
-    return result
+        our_rates = [mean(row[column] for row in ours[problem]) for problem in shared]
+        their_rates = [mean(row[column] for row in theirs[problem]) for problem in shared]
+        differences = [a - b for a, b in zip(our_rates, their_rates)]
+        rates[name] = mean(our_rates), mean(their_rates), mean(differences), bootstrap_interval(differences)
+    return rates
 
 
 def pooled_rates(table, independent):
@@ -199,11 +243,13 @@ def pooled_rates(table, independent):
     repeated, base = [], []
     for problem, rows in table.items():
         samples = [record for t, record in independent.get(problem, {}).items() if t <= REPEAT_STEPS]
-        for signature, repeat, _ in rows if samples else ():
+        if not samples:
+            continue
+        for signature, repeat, _ in rows:
             repeated.append(repeat)
             base.append(mean(is_wrong_as(record, signature) for record in samples))
-    return {"transitions": len(base), "repeat": mean(repeated), "base": mean(base),
-            "ratio": sum(repeated) / sum(base) if sum(base) else None}
+    ratio = sum(repeated) / sum(base) if sum(base) else None
+    return {"transitions": len(base), "repeat": mean(repeated), "base": mean(base), "ratio": ratio}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -222,10 +268,12 @@ def self_correction(attempts, final_answer):
     pairs = [(attempts[r["problem"]].get(r["step"] - 1), r) for r in early if not r["restart"]]
     after_wrong = [(before, now) for before, now in pairs if before and not before["correct"]]
     after_right = [now for before, now in pairs if before and before["correct"]]
+    repeated = [not now["correct"] and answer(before) == answer(now) != "" for before, now in after_wrong]
     return {"wrong_to_right": mean(now["correct"] for _, now in after_wrong),
             "right_to_wrong": mean(not now["correct"] for now in after_right),
-            "repeat": mean(not now["correct"] and answer(before) == answer(now) != "" for before, now in after_wrong),
-            "restart": mean(r["correct"] for r in early if r["restart"]), "mean": mean(r["correct"] for r in early)}
+            "repeat": mean(repeated),
+            "restart": mean(r["correct"] for r in early if r["restart"]),
+            "mean": mean(r["correct"] for r in early)}
 
 
 def relative_gain(base, update, rollout):
@@ -238,10 +286,16 @@ def relative_gain(base, update, rollout):
 
 
 def first_reach(xs, ys, level):
-    """The x at which a curve first reaches `level`, linearly interpolated between its points; None if it never does."""
+    """The x at which a curve first reaches `level` (Table 14), linearly interpolated between its points.
+
+    None if it never does.
+    """
     for i, (x, y) in enumerate(zip(xs, ys)):
-        if y >= level - 1e-12:  # means of equal rates differ by their rounding
-            return x if i == 0 else xs[i - 1] + (x - xs[i - 1]) * (level - ys[i - 1]) / (y - ys[i - 1])
+        if y < level - 1e-12:  # means of equal rates differ by their rounding
+            continue
+        if i == 0:
+            return x
+        return xs[i - 1] + (x - xs[i - 1]) * (level - ys[i - 1]) / (y - ys[i - 1])
     return None
 
 

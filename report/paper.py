@@ -21,38 +21,58 @@ single runs. The benches of training sets have the names that tables.py gives th
 import csv
 import os
 
+from report.method import LEAF, RANDOM, parsed
+
 QWEN, OLMO = "Qwen3-8B", "Olmo-3-7B-Instruct"
 BENCHES = "math500", "lcb", "mbpp", "sciknoweval"
 TRAIN = "lcb (train)", "math500 (train)", "sciknoweval (train)"
+OF_METHODS = "exploration", "paired", "pooled", "correction"  # tables whose third and fourth keys are methods
 
 
 def number(text):
     """A cell; None where it is empty."""
-    return None if not text else float(text) if "." in text else int(text)
+    if not text:
+        return None
+    return float(text) if "." in text else int(text)
 
 
 def read(table):
     """{the keys of a line of this table: its cells}."""
-    with open(os.path.join(os.path.dirname(__file__), "paper.csv"), newline="") as file:
+    path = os.path.join(os.path.dirname(__file__), "paper.csv")
+    with open(path, newline="") as file:
         lines = [line for line in csv.reader(file) if line[0] == table]
-    return {tuple(filter(None, line[1:5])): tuple(map(number, line[5:])) for line in lines}
+    numbers = {}
+    for _, model, bench, *others in lines:
+        names = [text for text in others[:2] if text]
+        if table in OF_METHODS:
+            names = [parsed(text) for text in names]
+        numbers[model, bench, *names] = tuple(map(number, others[2:]))
+    return numbers
+
+
+def by_methods(table):
+    """{the methods that are compared: {(model, bench): cells}}."""
+    numbers = {}
+    for (model, bench, *methods), cells in read(table).items():
+        numbers.setdefault(tuple(methods), {})[model, bench] = cells
+    return numbers
+
+
+def against_random():
+    """Table 3: LEAF's length / that of random sampling, and its gain in pass rate, from Tables 11 and 20."""
+    numbers = {}
+    for (model, bench, method), leaf in EXPLORATION.items():
+        if method == LEAF:
+            independent = EXPLORATION[model, bench, RANDOM]
+            numbers[model, bench] = leaf[-1] / independent[-1], leaf[2] - independent[2]
+    return numbers
 
 
 EXPLORATION = {key: (str(steps), *cells) for key, (steps, *cells) in read("exploration").items()}
-REPEATS, TESTS, UPDATE, TRACES, TEACHER, CORRECTION, INTERNALIZATION = map(
-    read, ("repeats", "tests", "update", "traces", "teacher", "correction", "internalization"))
-PAIRED, POOLED = {}, {}  # by the methods that are compared
-for (*key, ours, theirs), cells in read("paired").items():
-    PAIRED.setdefault((ours, theirs), {})[tuple(key)] = cells
-for (*key, ours), cells in read("pooled").items():
-    POOLED.setdefault(ours, {})[tuple(key)] = cells
-
-# Table 3: LEAF's length / that of random sampling, and its gain in pass rate, from the above and in the mean.
-LENGTHS = {
-    (model, bench): (leaf[-1] / EXPLORATION[model, bench, "random sampling"][-1],
-                     leaf[2] - EXPLORATION[model, bench, "random sampling"][2])
-    for (model, bench, method), leaf in EXPLORATION.items() if method == "LEAF"}
-MEAN_LENGTH = (1.17, 4.88)
+REPEATS, TESTS, UPDATE, TRACES = read("repeats"), read("tests"), read("update"), read("traces")
+TEACHER, CORRECTION, INTERNALIZATION = read("teacher"), read("correction"), read("internalization")
+PAIRED, POOLED = by_methods("paired"), by_methods("pooled")
+LENGTHS, MEAN_LENGTH = against_random(), (1.17, 4.88)
 # App. D.1: calls of random sampling / calls of LEAF, mean curve over both models and the four BENCHES. (Table 14 itself
 # compares with SCoRe.)
 CALLS_SPEED_UP = 4.07

@@ -10,6 +10,7 @@ from common.errors import BadInput
 from report import measures, paper
 from report.curves import mean_curves, read_group
 from report.measures import over_seeds
+from report.method import LEAF, RANDOM, Method
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -18,23 +19,32 @@ from report.measures import over_seeds
 
 @dataclasses.dataclass
 class Table:
-    """For Markdown and JSON: a cell is a text, a number in its column's unit, None, or (mean, deviation) over seeds."""
+    """A cell is a text, a Method, a number in its column's unit, None, or (mean, deviation) over seeds."""
     title: str
     columns: list
     rows: list
 
     def markdown(self):
-        lines = [self.columns, ["---"] * len(self.columns), *([cell(value) for value in row] for row in self.rows)]
+        lines = [self.columns, ["---"] * len(self.columns)]
+        lines += [[cell(value) for value in row] for row in self.rows]
         return f"\n**{self.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def as_json(self):
+        """What json.dumps takes: a method as its text."""
+        rows = [[str(value) if isinstance(value, Method) else value for value in row] for row in self.rows]
+        return {"title": self.title, "columns": self.columns, "rows": rows}
 
 
 def cell(value):
+    """A cell as Markdown."""
     if value is None:
         return "–"
     if isinstance(value, tuple):
         return f"{cell(value[0])} ± {cell(value[1])}"
-    if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else value
+    if isinstance(value, (str, Method)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:#.2g}"
@@ -46,7 +56,9 @@ def percent(share):
 
 def with_paper(table, numbers):
     """The table with the paper's rows below its own; `numbers`, of paper.py: {a row's first cells: its others}."""
-    rows, size = [], len(next(iter(numbers), ()))  # how many cells say which row it is
+    if not numbers:
+        return table
+    rows, size = [], len(next(iter(numbers)))  # how many cells say which row it is
     for row in table.rows:
         rows.append(row)
         key = tuple(row[:size])
@@ -59,12 +71,16 @@ def with_paper(table, numbers):
 # The tables of one method
 
 
+UNITS = {"accuracy": 100, "pass": 100, "all": 1e-6, "petaflops": 1, "hours": 1, "length": 1}  # of result_table
+
+
 def at_end(curves):
     """The columns of result_table from one set of curves per seed, at the last step of each."""
-    steps = "/".join(str(n) for n in dict.fromkeys(len(c["calls"]) for c in curves))
-    units = {"accuracy": 100, "pass": 100, "all": 1e-6, "petaflops": 1, "hours": 1, "length": 1}
-    return [steps, *(over_seeds([c[name][-1] if name in c else None for c in curves], unit)
-                     for name, unit in units.items())]
+    steps = dict.fromkeys(len(c["calls"]) for c in curves)
+    cells = ["/".join(map(str, steps))]
+    for name, unit in UNITS.items():
+        cells.append(over_seeds([c[name][-1] if name in c else None for c in curves], unit))
+    return cells
 
 
 def result_table(groups):
@@ -84,13 +100,18 @@ def result_table(groups):
 def curve_table(group):
     """pass@k, mean accuracy and cost step by step (Fig. 3)."""
     mean = mean_curves(group.curves)
-    kinds = [kind for kind in (*measures.TOKENS, "update") if kind in mean and (kind != "summary" or mean[kind][-1])]
-    rows = [[k + 1, *(over_seeds([c[name][k] for c in group.curves], 100) for name in ("pass", "accuracy")),
-             *(round(mean[kind][k]) for kind in kinds),
-             *(mean[name][k] if name in mean else None for name in ("petaflops", "hours"))]
-            for k in range(len(mean["calls"]))]
+    token_kinds = [kind for kind in (*measures.TOKENS, "update") if kind in mean]
+    if not mean["summary"][-1]:
+        token_kinds.remove("summary")
+    rows = []
+    for k in range(len(mean["calls"])):
+        row = [k + 1]
+        row += [over_seeds([curves[name][k] for curves in group.curves], 100) for name in ("pass", "accuracy")]
+        row += [round(mean[kind][k]) for kind in token_kinds]
+        row += [mean[name][k] if name in mean else None for name in ("petaflops", "hours")]
+        rows.append(row)
     return Table(f"{group.method} up to each step (GPU hours are an allotment by sampling time)",
-                 ["step", "pass@k (%)", "mean accuracy (%)", *(f"{kind} tokens" for kind in kinds), "PFLOPs",
+                 ["step", "pass@k (%)", "mean accuracy (%)", *(f"{kind} tokens" for kind in token_kinds), "PFLOPs",
                   "GPU hours"], rows)
 
 
@@ -108,10 +129,14 @@ def repeat_table(group):
 def correction_table(groups, problems):
     """Table 28: self-correction over the first 10 steps on `problems`, those in C+, which the policy update uses."""
     rows = []
-    for group in [group for group in groups if not group.method.startswith("random")]:  # which corrects nothing
+    for group in groups:
+        if group.method.kind == "random":  # which corrects nothing
+            continue
         for key, runs in group.runs.items():
-            rates = [measures.self_correction({p: steps for p, steps in run.attempts.items() if p in problems},
-                                              final_answer) for run in runs]
+            rates = []
+            for run in runs:
+                attempts = {problem: steps for problem, steps in run.attempts.items() if problem in problems}
+                rates.append(measures.self_correction(attempts, final_answer))
             rows.append([*key, group.method, *(over_seeds([r[name] for r in rates], 100) for name in rates[0])])
     return Table("Self-correction on the problems of C+, first 10 steps (Table 28)",
                  ["model", "bench", "method", "wrong to right (%)", "right to wrong (%)", "wrong to the same wrong (%)",
@@ -123,7 +148,8 @@ def final_answer(record):
     bench of the user's own the first of the three that is there. None without one."""
     response, bench = record["response"], record["bench"]
     box, program = last_boxed(response), program_of(response)
-    text = response.rpartition("Final answer:")[2] if "Final answer:" in response else None
+    _, mark, text = response.rpartition("Final answer:")
+    text = text if mark else None
     known = {"math500": box, "arithmetic": box, "lcb": program, "mbpp": program, "sciknoweval": text}
     return known.get(bench, box or program or text)
 
@@ -136,7 +162,7 @@ def update_table(run, steps, gpus):
     if run.parameters is None:
         raise BadInput(f"{run.path} has no result in the explore.json beside it: let explore.py end first.")
     here, papers, trained = measures.update_tokens(steps)
-    hours = gpus * sum(s["sample_seconds"] + s["train_seconds"] for s in steps) / 3600
+    hours = gpus * measures.update_seconds(steps) / 3600
     names = ("all", "trained", "petaflops", "hours")
     rows = [["exploration", *(run.curves[name][-1] if name in run.curves else 0 for name in names)]]
     for stage, forward in (("update", here), ("update, with the paper's behaviour pass", papers)):
@@ -147,18 +173,19 @@ def update_table(run, steps, gpus):
 
 
 def trace_table(name, lines, rollouts, contexts):
-    """Table 27: how many contexts of each kind the teachers may get; contexts(traces): {problem id: them}."""
+    """Table 27: how many contexts of each kind the teachers may get.
+
+    name: [model, bench]; lines: {problem id: its lines of cplus.jsonl}; rollouts: the records of rollouts.jsonl;
+    contexts(traces): {problem id: its contexts}.
+    """
     failure = contexts("failure")
-    plain = [p for p in lines if failure[p] == [lines[p][0]["opening"]]]
-    failures, pairs = sum(len(failure[p]) for p in lines if p not in plain), sum(map(len, lines.values()))
+    plain = [problem for problem in lines if failure[problem] == [lines[problem][0]["opening"]]]
+    failures = sum(len(failure[problem]) for problem in lines if problem not in plain)
+    pairs = sum(map(len, lines.values()))
     restarts = {(r["problem"], r["step"]) for r in rollouts if r["restart"]}
-    restart = sum((p, line["step"]) in restarts for p in lines for line in lines[p])
+    restart = sum((problem, line["step"]) in restarts for problem in lines for line in lines[problem])
     try:
-        replaced = contexts("random")
-        own = {(r["problem"], r["context"][-1]["content"]) for r in rollouts if not r["restart"]}
-        others = sum((p, context[-1]["content"]) not in own for p in lines
-                     for line, context in zip(lines[p], replaced[p]) if (p, line["step"]) not in restarts)
-        random = pairs - restart
+        others, random = from_other_problems(lines, rollouts, contexts("random"), restarts), pairs - restart
     except BadInput:  # the rollouts hold one feedback text alone: there are no random traces
         others = random = None
     return Table("Contexts of the training problems (Table 27)",
@@ -167,16 +194,29 @@ def trace_table(name, lines, rollouts, contexts):
                  [[*name, len(lines), pairs / len(lines), failures / len(lines), len(plain), random, others, restart]])
 
 
+def from_other_problems(lines, rollouts, replaced, restarts):
+    """How many of the random traces `replaced` hold a feedback turn that no rollout of their problem has."""
+    own = {(r["problem"], r["context"][-1]["content"]) for r in rollouts if not r["restart"]}
+    count = 0
+    for problem in lines:
+        for line, context in zip(lines[problem], replaced[problem]):
+            if (problem, line["step"]) not in restarts:
+                count += (problem, context[-1]["content"]) not in own
+    return count
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparisons of two methods
 
 
 def read_groups(*paths):
     """A group of each list of files; two groups of one method have their folders in their names."""
-    groups = [read_group(files) for files in paths if files]
+    paths = [files for files in paths if files]
+    groups = [read_group(files) for files in paths]
     if len({group.method for group in groups}) < len(groups):
         for group, files in zip(groups, paths):
-            group.method += f" ({os.path.dirname(files[0]) or '.'})"
+            folder = os.path.dirname(files[0]) or "."
+            group.method = dataclasses.replace(group.method, folder=folder)
     return groups
 
 
@@ -185,26 +225,31 @@ def all_tables(groups):
 
     -> [(Table, the paper's numbers for its rows)], see `with_paper`.
     """
-    independent = [group for group in groups if group.method.startswith("random")]
-    leaf = [group for group in groups if group not in independent]
-    tables = [(result_table(groups), paper.EXPLORATION),
-              *((repeat_table(group), paper.REPEATS) for group in independent)]
+    tables = [(result_table(groups), paper.EXPLORATION)]
+    tables += [(repeat_table(group), paper.REPEATS) for group in groups if group.method.kind == "random"]
     if len(groups) == 2:
-        if len(groups[0].curves) != len(groups[1].curves) or set(groups[0].runs) != set(groups[1].runs):
-            raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same "
-                           "ones.")
-        speed, lengths = {}, {}
-        if [group.method for group in groups] == ["LEAF", "random sampling"]:
-            lengths = paper.LENGTHS
-            if set(groups[0].runs) == set(lengths):  # all models and benches of the paper
-                speed = {("verifier calls",): [*[None] * (len(groups[0].curves) + 1), paper.CALLS_SPEED_UP]}
-                lengths = lengths | {("mean", ""): paper.MEAN_LENGTH}
-        tables += [(speed_table(*groups), speed), (length_table(*groups), lengths)]
-        if len(leaf) == 2:
-            tables.append((paired_table(*leaf), paper.PAIRED.get((leaf[0].method, leaf[1].method), {})))
-        elif len(leaf) == 1:
-            tables.append((pooled_table(leaf[0], independent[0]), paper.POOLED.get(leaf[0].method, {})))
+        tables += comparison_tables(*groups)
     return [*tables, *((curve_table(group), {}) for group in groups)]
+
+
+def comparison_tables(ours, theirs):
+    """What `all_tables` has of the first group against the second."""
+    if len(ours.curves) != len(theirs.curves) or set(ours.runs) != set(theirs.runs):
+        raise BadInput("--rollouts and --versus differ in models, benches or the number of seeds: name the same ones.")
+    speed, lengths = {}, {}
+    if (ours.method, theirs.method) == (LEAF, RANDOM):
+        lengths = paper.LENGTHS
+        if set(ours.runs) == set(lengths):  # all models and benches of the paper
+            speed = {("verifier calls",): [*[None] * (len(ours.curves) + 1), paper.CALLS_SPEED_UP]}
+            lengths = lengths | {("mean", ""): paper.MEAN_LENGTH}
+    tables = [(speed_table(ours, theirs), speed), (length_table(ours, theirs), lengths)]
+    kinds = ours.method.kind, theirs.method.kind
+    if kinds == ("leaf", "leaf"):
+        tables.append((paired_table(ours, theirs), paper.PAIRED.get((ours.method, theirs.method), {})))
+    elif kinds != ("random", "random"):
+        leaf, independent = (ours, theirs) if kinds == ("leaf", "random") else (theirs, ours)
+        tables.append((pooled_table(leaf, independent), paper.POOLED.get((leaf.method,), {})))
+    return tables
 
 
 def speed_table(ours, theirs):
@@ -223,25 +268,31 @@ def length_table(ours, theirs):
     """Table 3: ratio of mean lengths and difference of pass rates, per model and bench and averaged over them."""
     rows = []
     for key in ours.runs:
-        length, passed = ([measures.mean(run.curves[name][-1] for run in group.runs[key]) for group in (ours, theirs)]
-                          for name in ("length", "pass"))
-        rows.append([*key, length[0] / length[1], 100 * (passed[0] - passed[1])])
+        length = mean_at_end(ours.runs[key], "length") / mean_at_end(theirs.runs[key], "length")
+        gain = 100 * (mean_at_end(ours.runs[key], "pass") - mean_at_end(theirs.runs[key], "pass"))
+        rows.append([*key, length, gain])
     if len(rows) > 1:
         rows.append(["mean", "", *(measures.mean(row[i] for row in rows) for i in (2, 3))])
     return Table(f"Length and gain of {ours.method} over {theirs.method} (Table 3)",
                  ["model", "bench", "length (ratio)", "pass rate gain (pp)"], rows)
 
 
+def mean_at_end(runs, name):
+    return measures.mean(run.curves[name][-1] for run in runs)
+
+
 def paired_table(ours, theirs):
     """Table 8: repeat and fix rates over the problems that both have transitions of, those of all seeds together."""
     rows = []
     for key in ours.runs:
-        rates = measures.paired_rates(*(measures.transitions(*(run.attempts for run in group.runs[key]))
-                                        for group in (ours, theirs)))
-        rows.append([*key, rates["problems"]])
+        of_ours, of_theirs = (measures.transitions(*(run.attempts for run in group.runs[key]))
+                              for group in (ours, theirs))
+        rates = measures.paired_rates(of_ours, of_theirs)
+        row = [*key, rates["problems"]]
         for name in ("repeat", "fix"):
             *means, interval = rates[name] or (None, None, None, (None, None))
-            rows[-1] += map(percent, (*means, *interval))
+            row += map(percent, (*means, *interval))
+        rows.append(row)
     columns = [f"{name}: {part}" for name in ("repeats it", "fixes it")
                for part in ("ours (%)", "theirs (%)", "Δ (pp)", "Δ low", "Δ high")]
     return Table(f"The step after a wrong answer, {ours.method} against {theirs.method} (theirs), problem by problem, "
@@ -252,10 +303,10 @@ def paired_table(ours, theirs):
 def pooled_table(ours, independent):
     """Table 9: repeats over all transitions against the base frequency in the independent samples of the same seed."""
     rows = []
+    units = {"transitions": 1, "repeat": 100, "base": 100, "ratio": 1}
     for key, runs in ours.runs.items():
         rates = [measures.pooled_rates(measures.transitions(run.attempts), samples.attempts)
                  for run, samples in zip(runs, independent.runs[key])]
-        units = {"transitions": 1, "repeat": 100, "base": 100, "ratio": 1}
         rows.append([*key, *(over_seeds([r[name] for r in rates], unit) for name, unit in units.items())])
     return Table(f"The step after a wrong answer: how often {ours.method} repeats it, and how often independent "
                  "samples of the problem give it (base) (Table 9)",

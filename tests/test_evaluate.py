@@ -16,6 +16,7 @@ from common.errors import BadInput, ContextTooLong
 from conftest import make_model
 from engines.base import Sample, request_seed
 from report import curves, paper
+from report.method import LEAF, RANDOM, Method, method_of, parsed
 
 
 def record(problem, step, mark, method="leaf", previous="x", **changes):
@@ -69,7 +70,7 @@ def rows(table):
 def test_result_table_of_one_run(tmp_path):
     group = curves.read_group([write_run(tmp_path, {"a": "x x R", "b": "y y y"})])
     row, = rows(report.tables.result_table([group]))
-    assert row["method"] == "LEAF" and row["steps"] == "3"
+    assert row["method"] == LEAF and str(LEAF) == "LEAF" and row["steps"] == "3"
     assert row["mean accuracy (%)"] == pytest.approx(100 / 6) and row["pass@k (%)"] == 50
     assert row["tokens processed (M)"] == pytest.approx((6 * 14 + 2 * 8) / 1e6)      # six answers, two drafts
     assert row["PFLOPs"] == pytest.approx(2 * 1e9 * 100 / 1e15)
@@ -159,7 +160,7 @@ def test_interleaved_updates_are_part_of_the_cost(tmp_path):
     (tmp_path / "updates").mkdir()
     (tmp_path / "updates" / "distill.jsonl").write_text(json.dumps(update) + "\n")
     run = curves.read_run(path, 1)
-    assert run.method == "LEAF, update_every 2"
+    assert str(run.method) == "LEAF, update_every 2"
     assert run.curves["all"] == [44, 72 + 80, 100 + 80, 128 + 80]
     assert run.curves["petaflops"] == pytest.approx([2e-6 * 44, *(2e-6 * x + 6e-6 * 30 for x in (152, 180, 208))])
     # start-up 0.1 h; 0.9 h of sampling in four equal parts; the update 0.1 h
@@ -183,14 +184,14 @@ def test_without_explore_json_there_is_no_compute_and_no_time(tmp_path):
 
 def test_ablations_and_training_sets_have_their_own_names(tmp_path):
     run = curves.read_run(write_run(tmp_path, {"a": "x"}, memory="no-feedback", restart=2, split="train"), 1)
-    assert (run.method, run.bench) == ("LEAF, memory no-feedback, restart 2", "math500 (train)")
+    assert (str(run.method), run.bench) == ("LEAF, memory no-feedback, restart 2", "math500 (train)")
 
 
 @pytest.mark.parametrize("bench, changes, name", [
     ("math500", {"lr": 1e-6, "tau": 1e-3, "divergence": "reverse_kl"}, ""), ("lcb", {"lr": 1e-6, "tau": "inf"}, ""),
     ("math500", {"lr": 3e-5, "tau": "inf"}, ", lr 3e-05, tau inf"), ("lcb", {"divergence": "jsd"}, ", divergence jsd")])
 def test_updates_that_the_paper_does_not_make_are_another_method(bench, changes, name):
-    assert curves.method_name("leaf", {"bench": bench, "update_every": 2} | changes) == "LEAF, update_every 2" + name
+    assert str(method_of("leaf", {"bench": bench, "update_every": 2} | changes)) == "LEAF, update_every 2" + name
 
 
 def test_comparison_with_random_sampling(tmp_path):
@@ -249,6 +250,19 @@ def test_json_has_the_numbers_of_the_tables_and_the_plot_is_drawn(tmp_path, caps
     assert tables[0]["rows"][0][5] == [100.0, 0.0] and "100.00 ± 0.00" in out
     assert "| Qwen3-8B (paper) | math500 | LEAF | 24 | 87.30 | 96.73 |" in out
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_method_is_a_key_and_its_text_is_made_when_it_is_printed(tmp_path):
+    """Two runs are of one method if their settings say so, wherever they lie; side by side their folders tell them."""
+    assert parsed("random") == RANDOM and parsed("leaf") == LEAF and hash(LEAF) != hash(RANDOM)
+    blind = Method("leaf", (("memory", "no-feedback"), ("restart", "2")))
+    assert parsed("leaf memory=no-feedback restart=2") == blind
+    assert method_of("leaf", {"memory": "no-feedback", "restart": 2}) == blind
+    assert method_of("random", {"memory": "no-feedback"}) == RANDOM
+    files = [[write_run(tmp_path / name, {"a": "x R"})] for name in "12"]
+    assert [str(g.method) for g in report.tables.read_groups(*files)] == [f"LEAF ({tmp_path}/{n})" for n in "12"]
+    call("--rollouts", *files[0], "--versus", *files[1], "--out", tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())[0]["rows"][1][2] == f"LEAF ({tmp_path}/2)"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -320,7 +334,8 @@ def test_speed_up_of_the_paper_is_over_all_its_models_and_benches(tmp_path):
     (paper.OLMO, "LEAF, update_every 2", 69.34, 84.14, None, 2650, 11.40),
     (paper.OLMO, "LEAF, update_every 5", 69.63, 84.25, None, 1730, 9.70)])
 def test_the_papers_cells_add_up_to_its_totals(model, method, accuracy, passed, tokens, petaflops, hours):
-    cells = [paper.EXPLORATION[model, bench, method] for bench in paper.BENCHES]
+    printed = {(model, bench, str(key)): cells for (model, bench, key), cells in paper.EXPLORATION.items()}
+    cells = [printed[model, bench, method] for bench in paper.BENCHES]
     assert [sum(cell[i] for cell in cells) / 4 for i in (1, 2)] == pytest.approx([accuracy, passed], abs=0.02)
     if tokens:
         assert sum(cell[3] for cell in cells) == pytest.approx(tokens, abs=0.2)
@@ -736,6 +751,61 @@ def test_bad_input_is_one_sentence(case, tmp_path, toy_model, toy_adapters):
         call(*flags, "--out", tmp_path / "out.json")
     assert expected in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out.json").exists()
+
+
+ROOT = Path(evaluate.__file__).parent
+HEAVY = ("torch", "transformers", "numpy", "matplotlib", "math_verify", "huggingface_hub")
+
+
+def test_nothing_heavy_stands_before_the_flags():
+    """What evaluate.py imports, its engines apart, which test_engine looks after."""
+    code = f"""import sys, types
+names = dict.fromkeys(("check_adapter", "request_seed", "side_by_side", "Settings"))
+sys.modules["engines"] = types.ModuleType("engines")
+sys.modules["engines.base"] = types.ModuleType("engines.base")
+vars(sys.modules["engines"]).update(names)
+vars(sys.modules["engines.base"]).update(names)
+import evaluate
+print([name for name in {HEAVY} if name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    (["--teacher"], "--teacher needs --cplus FILE"), (["--bench", "math500", "--show", "p"], "--show goes with --rollouts"),
+    (["--update", "out", "--adapter", "a"], "--adapter goes with --bench"), (["--bench"], "expected one argument"),
+    (["--teacher", "--cplus", "c", "--internalization"], "--internalization goes with --update"), ([], "is required")])
+def test_flags_that_do_not_go_together(capsys, flags, sentence):
+    with pytest.raises(SystemExit) as stopped:
+        evaluate.parse(flags)
+    assert stopped.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_options_are_resolved_once():
+    options = evaluate.parse(["--teacher", "--cplus", "c", "--traces", "failure", "--dtype", "float32"])
+    assert (options.traces, options.samples, options.seed, options.split) == (["failure"], 4, 1, "test")
+    assert options.engine_flags["dtype"] == "float32" and options.engine_flags["model"] is None
+    line = {"model": "m", "family": "olmo3", "decoding": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 64}}
+    explored = evaluate.as_explored(options.engine_flags, line)
+    assert (explored["model"], explored["dtype"], explored["top_p"]) == ("m", "float32", 0.95)
+    assert evaluate.as_explored(options.engine_flags | {"top_p": 1.0}, line)["top_p"] == 1.0
+    with pytest.raises(AttributeError):
+        options.seed = 2
+
+
+def test_the_bar_tells_the_averages_so_far_and_the_speed():
+    progress = evaluate.Progress(4)
+    for record in ({"sample": 1, "traces": "success", "correct": 1, "completion_tokens": 30},
+                   {"sample": 1, "traces": "failure", "correct": 0, "completion_tokens": 10},
+                   {"sample": 2, "traces": "success", "correct": 0, "completion_tokens": 20}):
+        progress.add(record)
+    assert progress.text(2.0) == "success 50.0%, failure 0.0%, 30 tokens/s"
+    progress.close()
+    progress = evaluate.Progress(2)
+    progress.add({"sample": 1, "correct": 1, "completion_tokens": 5})
+    progress.add({"sample": 0, "correct": 0})  # an update's response, which is graded alone
+    assert progress.text(1.0) == "avg 100.0%, update 0.0%, 5 tokens/s"
+    progress.close()
 
 
 def test_bad_input_exits_with_status_2_and_no_traceback(tmp_path):

@@ -54,7 +54,9 @@ def test_a_run_counts_up_to_the_last_step_that_every_problem_has():
 
 
 def test_avg_and_pass_of_test_samples():
-    assert measures.avg_and_pass([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]]) == (7 / 16, 3 / 4)
+    outcomes = [[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]]
+    assert (measures.avg_at_k(outcomes), measures.pass_at_k(outcomes)[-1]) == (7 / 16, 3 / 4)
+    assert measures.pass_at_k(outcomes) == [2 / 4, 3 / 4, 3 / 4, 3 / 4]  # cumulative, in the order of the samples
 
 
 def test_tokens_count_drafts_and_judge_in_full():
