@@ -305,8 +305,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     begin, out = time.time(), args.out
     model, leaf = os.path.join(out, "model"), os.path.join(out, "leaf")
-    with journal.hold(out):
-        journal.begin(os.path.join(out, "tiny.json"), {"seed": args.seed})
+    with journal.lock(out):
+        journal.keep_settings(os.path.join(out, "tiny.json"), {"seed": args.seed})
         if not os.path.isdir(model):
             pretrain(args.seed, model)
         sampling = ("--model", model, "--max-tokens", MAX_TOKENS, "--seed", args.seed)
