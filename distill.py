@@ -186,7 +186,7 @@ async def main_async(args, how, settings, problems, contexts, journals):
     """Start the engine and the trainer, distill, and end both. -> the number of GPUs."""
     rank, world = rank_and_world()
     with together():
-        engine = await engines.start(settings, adapters=True)
+        engine = await engines.start(settings, adapters=True, folder=args.out)
     done = newest_step(os.path.join(args.out, "adapter"))
     bar = tqdm(total=args.steps, initial=done, unit="step", disable=None if rank == 0 else True)
     try:

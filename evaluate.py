@@ -66,7 +66,8 @@ async def answer_all(requests, settings, seed, adapter, path):
     A line goes to the file `path` as soon as it is graded.
     """
     file = open(path, "w")
-    engine, graders = await engines.start(settings, adapters=adapter is not None), verifiers.Graders()
+    engine = await engines.start(settings, adapters=adapter is not None, folder=os.path.dirname(path) or ".")
+    graders = verifiers.Graders()
     begin, bar, done = time.time(), tqdm(total=len(requests), unit="answer", disable=None), Counter()
     records = [None] * len(requests)
 

@@ -339,7 +339,7 @@ async def run_engine(args, settings, update, problems, files):
     update: UpdateArgs with --update-every, else None; files: the result of `open_files`.
     """
     records, file = files
-    engine = await engines.start(settings, adapters=update is not None)
+    engine = await engines.start(settings, adapters=update is not None, folder=args.out)
     earlier_seconds = max((r["elapsed_seconds"] for r in records.values()), default=0.0)
     run = Run(args, settings, engine, verifiers.Graders(), file, records, earlier_seconds)
     run.bar = tqdm(total=len(problems) * args.calls, initial=len(records), unit="call",

@@ -2,7 +2,6 @@
 
 What is drawn "with a fixed seed" is ordered by a hash of its own content: no choice depends on the order of a file.
 """
-import fcntl
 import hashlib
 import http.client
 import os
@@ -11,6 +10,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import filelock
 import huggingface_hub as hub
 from tqdm import tqdm
 
@@ -59,10 +59,10 @@ def from_web(url, name, pinned=None):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            with open(f"{path}.part", "ab") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # another run may be fetching it
+            with filelock.FileLock(f"{path}.lock"):  # another run may be fetching it
                 if not path.exists():
-                    fetch(url, file)
+                    with open(f"{path}.part", "ab") as file:
+                        fetch(url, file)
                     os.replace(file.name, path)
     except (OSError, http.client.HTTPException) as error:
         raise unreachable(url, error) from None

@@ -1,7 +1,6 @@
 """The folder of a run: one run at a time holds it, settings stay as they were, a crash at any byte does no harm."""
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -9,23 +8,26 @@ import math
 import os
 import sys
 
+import filelock
+
 from common.errors import BadInput, read_jsonl
 
 
 @contextlib.contextmanager
 def lock(folder):
     """Make `folder` and lock it for the length of a with block; BadInput while another run holds it."""
+    file_lock = filelock.FileLock(os.path.join(folder, ".lock"))
     try:
         os.makedirs(folder, exist_ok=True)
-        file = open(os.path.join(folder, ".lock"), "w")
+        file_lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise BadInput(f"another run holds the folder {folder}: wait for it, or name another one with --out.") from None
     except OSError as error:
         raise BadInput(f"--out {folder} cannot be written ({error.strerror}): name another folder.") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise BadInput(f"another run holds the folder {folder}: wait for it, or name another one with --out.") from None
-    with file:
         yield
+    finally:
+        file_lock.release()
 
 
 def versions():

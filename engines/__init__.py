@@ -6,23 +6,22 @@ Two engines answer it: `VLLMEngine` (vllm.py), vLLM's continuous batching (App. 
 small one over transformers for machines without vLLM. What they share is in base.py; their settings and flags are here.
 
 Both return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
+
+torch and transformers are loaded by the functions that need them: --help and a mistyped flag need neither.
 """
 import argparse
 import os
+import sys
+import time
 from dataclasses import dataclass
 
 # Before torch is loaded: threads that spin while they wait take the cores from the graders beside the engine.
 # Measured on two busy cores: 7,070 tokens/s against 460.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
-from transformers import AutoConfig
-from transformers.utils import logging as transformers_logging
-
 from common.errors import BadInput
 from engines.base import load
-from engines.hf import HFEngine
-from engines.vllm import VLLMEngine
+
 # App. B.4 and C.1 of the paper: prompt family, decoding, response limits (`lcb`: there), and N of the FLOPs formula.
 MODELS = {
     "Qwen/Qwen3-8B": dict(
@@ -31,7 +30,6 @@ MODELS = {
         family="olmo3", temperature=0.6, top_p=0.95, max_tokens=8192, lcb=16384, parameters=7.30e9),
 }
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
-transformers_logging.disable_progress_bar()  # of loading weights: a run has a bar of its own
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,21 @@ class Settings:
 
 def settings(args, bench, gpu_memory=0.9):
     """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does."""
+    import torch
     cuda = torch.cuda.is_available()
     if args.model is None and not cuda:
         raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small "
                        "model with --model, or run `python tiny.py`, which makes one.")
     model = args.model or DEFAULT_MODEL
     known = MODELS.get(model, {})
-    engine = args.engine if args.engine != "auto" else "vllm" if cuda else "hf"
+    engine = args.engine
+    if engine == "auto":
+        engine = "vllm" if cuda else "hf"
     if engine == "hf" and args.tensor_parallel * args.data_parallel > 1:
         raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
-    own_dtype = str(getattr(load(AutoConfig, model), "dtype", None)).removeprefix("torch.")
     resolved = Settings(
         model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
-        dtype=args.dtype or ("float32" if not known and own_dtype == "float32" else "bfloat16"),
+        dtype=args.dtype or default_dtype(model),
         temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
         max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
@@ -75,6 +75,47 @@ def settings(args, bench, gpu_memory=0.9):
     return resolved
 
 
+def default_dtype(model):
+    """"bfloat16" or "float32": the paper's models run in bfloat16, others in their checkpoint's own numbers.
+
+    Where the processor has no bfloat16, float32. Errors: BadInput, for a model that cannot be loaded.
+    """
+    from transformers import AutoConfig
+    own_dtype = getattr(load(AutoConfig, model), "dtype", None)
+    if not has_bfloat16():
+        return "float32"
+    if model not in MODELS and str(own_dtype) == "torch.float32":
+        return "float32"
+    return "bfloat16"
+
+
+def has_bfloat16():
+    """Whether products of bfloat16 numbers are made in hardware here, by a GPU or by the processor."""
+    import torch
+    if torch.cuda.is_available():
+        return True
+    # torch's names for the instructions, on x86 and on arm
+    names = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in names)
+
+
+def bfloat16_slowdown(size=256, repeats=3):
+    """How many times longer a product of two [size, size] matrices takes in bfloat16 than in float32, here and now."""
+    import torch
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.ones(size, size, dtype=dtype)
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            matrix @ matrix
+            times.append(time.perf_counter() - begin)
+        # The fastest: the first one prepares, and others may have the cores.
+        seconds[dtype] = min(times)
+    return seconds[torch.bfloat16] / seconds[torch.float32]
+
+
 def describe(s):
     """One line for the reader of a run: what samples, and which defaults were taken."""
     family = s.family + ("" if s.model in MODELS else " (prompt texts; --family names others)")
@@ -82,12 +123,21 @@ def describe(s):
             f"top-p {s.top_p:g}, at most {s.max_tokens} tokens a response")
 
 
-async def start(settings, adapters=False):
-    """The engine of `settings`, ready to sample; `adapters`: whether requests will name LoRA adapters."""
+async def start(settings, adapters=False, folder="."):
+    """The engine of `settings`, ready to sample.
+
+    adapters: whether requests will name LoRA adapters. folder: the run's, for the log of vLLM.
+    """
+    if settings.dtype == "bfloat16" and not has_bfloat16():
+        from common.ranks import print_once
+        print_once(f"note: this processor has no bfloat16; a small product took {bfloat16_slowdown():.0f} times as "
+                   "long as in float32, which --dtype float32 asks for.", sys.stderr)
     if settings.engine == "hf":
+        from engines.hf import HFEngine
         engine = HFEngine(settings)
     else:
-        engine = await VLLMEngine.start(settings, adapters)
+        from engines.vllm import VLLMEngine
+        engine = await VLLMEngine.start(settings, adapters, folder)
     engine.parameters = int(MODELS.get(settings.model, {}).get("parameters", engine.parameters))
     return engine
 
@@ -103,7 +153,8 @@ def add_arguments(parser):
     add("--family", choices=["qwen3", "olmo3"], help="whose prompt texts (default: the model's, else qwen3)")
     add("--engine", choices=["auto", "vllm", "hf"], default="auto", help="auto: vllm with a GPU, else hf")
     add("--dtype", choices=["bfloat16", "float32"],
-        help="default: bfloat16 for the paper's models, else the checkpoint's own")
+        help="default: bfloat16 for the paper's models, else the checkpoint's own; float32 on a processor that "
+             "has no bfloat16")
     add("--max-tokens", type=positive_int, help="response limit in tokens (default: the model's, App. B.4)")
     add("--temperature", type=float, help="default: the model's, App. B.4")
     add("--top-p", type=float, help="default: the model's, App. B.4")

@@ -5,8 +5,6 @@ import json
 import os
 from dataclasses import dataclass
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
-
 from common.errors import BadInput, ContextTooLong
 
 
@@ -41,6 +39,7 @@ class Engine:
     """The tokenizer, the chat template and the window, which both engines treat alike."""
 
     def __init__(self, settings):
+        from transformers import AutoConfig, AutoTokenizer
         self.settings = settings
         self.gpus = settings.tensor_parallel * settings.data_parallel
         self.tokenizer = load(AutoTokenizer, settings.model)
@@ -75,12 +74,40 @@ class Engine:
 
 def load(auto_class, model, **kwargs):
     """`auto_class.from_pretrained(model)`, with one sentence instead of a traceback when that cannot be loaded."""
+    show_download_bars_only()
     try:
         return auto_class.from_pretrained(model, **kwargs)
     except Exception as error:  # of any type: files may be missing, torn, of another shape
-        what = "cannot be loaded" if os.path.isdir(model) else "is neither a folder here nor a model that the Hub gave"
-        raise BadInput(f"--model {model} {what} ({in_short(error)}): name the folder of a whole checkpoint, or, where "
-                       "the Hub can be reached, a Hub id.") from None
+        raise not_loaded(model, error) from None
+
+
+def fetch_weights(model):
+    """Have the weights of a model of the Hub in its cache; nothing to do for a folder. Errors: BadInput."""
+    if os.path.isdir(model):
+        return
+    from huggingface_hub import snapshot_download
+    show_download_bars_only()
+    try:
+        snapshot_download(model, allow_patterns=["*.safetensors", "*.json"])
+    except Exception as error:  # as above
+        raise not_loaded(model, error) from None
+
+
+def not_loaded(model, error):
+    """-> the BadInput for a model that a library failed to load with `error`."""
+    what = "cannot be loaded" if os.path.isdir(model) else "is neither a folder here nor a model that the Hub gave"
+    return BadInput(f"--model {model} {what} ({in_short(error)}): name the folder of a whole checkpoint, or, where "
+                    "the Hub can be reached, a Hub id.")
+
+
+def show_download_bars_only():
+    """No bar for reading weights, as a run has a bar of its own; the Hub's bars, with size and time left, stay."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers.utils import logging
+    logging.disable_progress_bar()  # which turns off the Hub's too
+    if not constants.HF_HUB_DISABLE_PROGRESS_BARS:
+        enable_progress_bars()
 
 
 def load_adapter(model, adapter, **kwargs):
@@ -100,6 +127,7 @@ def in_short(error):
 
 def stop_token_ids(model, tokenizer):
     """The tokenizer's end of sequence and all those that the model's generation_config.json names (Qwen3 has two)."""
+    from transformers import GenerationConfig
     try:
         ids = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError as error:

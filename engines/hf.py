@@ -147,12 +147,24 @@ class HFEngine(Engine):
                     row.future.set_exception(error)
             self.running, self.waiting = [], []
 
+    def _enough_to_prefill(self):
+        """Whether as many requests wait, and as many slots are free, as make a prefill worth its time.
+
+        The running rows stand still meanwhile, and it costs as much as a step of theirs: so an eighth of them.
+        """
+        if not self.running:
+            return True
+        worthwhile = len(self.running) // 8
+        free_slots = self.slots - len(self.running)
+        startable = min(len(self.waiting), free_slots)
+        return startable >= worthwhile
+
     def _admit(self):
         """Waiting requests that start now, in order of priority, as long as their keys and values are sure to fit."""
-        few = len(self.running) // 8  # a prefill costs as much as a decoding step: let a few come, and slots for them
-        if self.running and (len(self.waiting) < few or self.slots - len(self.running) < min(len(self.waiting), few)):
+        if not self._enough_to_prefill():
             return []
-        new, width = [], max((len(row.prompt) + row.max_tokens for row in self.running), default=0)
+        new = []
+        width = max((len(row.prompt) + row.max_tokens for row in self.running), default=0)
         while self.waiting and len(self.running) + len(new) < self.slots:
             row = self.waiting[0][2]
             width = max(width, len(row.prompt) + row.max_tokens)

@@ -12,24 +12,25 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from common.errors import BadInput
 from engines import watchdog
-from engines.base import Engine, EngineDead, Sample, check_adapter, token_bytes
+from engines.base import Engine, EngineDead, Sample, check_adapter, fetch_weights, in_short, token_bytes
 
 
 @functools.cache
 def start_watchdog():
     """One watchdog for this process; a session of its own keeps Ctrl-C away from it."""
-    return subprocess.Popen([sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid())], start_new_session=True,
+    return subprocess.Popen([sys.executable, "-I", watchdog.__file__, str(os.getpid())], start_new_session=True,
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
-def engine_environment():
+def engine_environment(cpu):
     """What vLLM's processes inherit: nothing of torchrun but this rank's own GPU, and no Ctrl-C, which is for us to
     act on."""
     before = dict(os.environ)
@@ -42,6 +43,9 @@ def engine_environment():
             del os.environ[name]
     os.environ["ENGINE_OF"] = str(os.getpid())  # the watchdog knows them by it
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    if cpu:
+        # Seconds until vLLM takes its own worker for dead (300): a step of many long prompts may take longer here.
+        os.environ.setdefault("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "86400")
     multiprocessing.resource_tracker.ensure_running()  # now: Python unblocks SIGINT when it starts it
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -52,6 +56,27 @@ def engine_environment():
         os.environ.update(before)
 
 
+@contextlib.contextmanager
+def output_into(path):
+    """Within the block, and for ever in the processes that start there, standard output and errors go to the end of
+    the file `path`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    terminal = os.dup(1), os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, saved in enumerate(terminal, 1):
+            os.dup2(saved, number)
+            os.close(saved)
+
+
 class VLLMEngine(Engine):
     """vLLM, in processes of its own that end with this one; made and used in one event loop. One adapter, or none, at
     a time: a request for another waits until all before it are answered (vLLM 0.32.0 on the CPU gives a request
@@ -59,28 +84,12 @@ class VLLMEngine(Engine):
 
     MAX_LORA_RANK = 64
 
-    def __init__(self, settings, adapters):
+    def __init__(self, settings, adapters, log, until_started):
+        """log: path of the file for all that vLLM prints. until_started: ExitStack, closed when the start is over."""
         begin = time.time()
         super().__init__(settings)
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-        try:
-            from vllm import AsyncEngineArgs, SamplingParams
-            from vllm.lora.request import LoRARequest
-            from vllm.platforms import current_platform
-            from vllm.sampling_params import RequestOutputKind
-            from vllm.v1.engine.async_llm import AsyncLLM
-            from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-        except ImportError as error:
-            raise BadInput(f"vLLM cannot be imported ({error}): install requirements.txt, or sample with --engine "
-                           "hf.") from None
-        self.dead, self.lora_request = (EngineDeadError, EngineGenerateError), LoRARequest
-        self.params = functools.partial(  # nothing is left to the model's generation_config.json
-            SamplingParams, top_k=0, min_p=0.0, logprobs=0, flat_logprobs=True, detokenize=False,
-            stop_token_ids=self.stop_ids, output_kind=RequestOutputKind.FINAL_ONLY)
-        cpu = current_platform.is_cpu()
-        self.slots = 128 if cpu else 512  # sequences in flight
+        fetch_weights(settings.model)
+        self.log = log
         self.gate, self.idle, self.running = asyncio.Lock(), asyncio.Event(), 0
         self.idle.set()
         self.numbers = itertools.count(1)    # of requests and adapters
@@ -88,32 +97,77 @@ class VLLMEngine(Engine):
         self.lora = self.mark = None         # the adapter that vLLM holds, and its (path, time of change)
         self.adapters = []                   # all that it has held: {"name", "id", "path", "sha256"}
         start_watchdog()
-        with engine_environment():
-            self._check_cache(None if cpu else current_platform.get_device_total_memory())
-            try:
-                self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(
-                    model=settings.model, dtype=settings.dtype, generation_config="vllm", max_model_len=self.window,
-                    logprobs_mode="processed_logprobs", max_num_seqs=self.slots, scheduling_policy="priority",
-                    # On a CPU a prompt that is cut ends vLLM: torch's generator there cannot be set back after the cut.
-                    enable_chunked_prefill=not cpu, max_num_batched_tokens=max(16384, self.window) if cpu else 16384,
-                    tensor_parallel_size=settings.tensor_parallel, data_parallel_size=settings.data_parallel,
-                    enable_lora=adapters, max_lora_rank=self.MAX_LORA_RANK, max_loras=1, enable_prefix_caching=True,
-                    gpu_memory_utilization=settings.gpu_memory, enforce_eager=cpu, disable_log_stats=True,
-                    use_tqdm_on_load=False))
-            except (RuntimeError, ValueError, OSError) as error:
-                raise BadInput(f"vLLM did not start ({' '.join(str(error).split())}): lines of its own above may say "
-                               "more.") from None
-        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # here, where EngineDead says that an engine has died
+        until_started.enter_context(output_into(log))
+        self._import_vllm()
+        self.slots = 128 if self.cpu else 512  # sequences in flight
+        with engine_environment(self.cpu):
+            self._check_cache()
+            self.llm = self._launch(adapters)
+        # From here on this process, too, writes what it hears of vLLM into the log.
+        logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
         self.startup_seconds = time.time() - begin
 
+    def _import_vllm(self):
+        """Load vLLM, and keep of it what `sample` needs."""
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        try:
+            from vllm import SamplingParams
+            from vllm.lora.request import LoRARequest
+            from vllm.platforms import current_platform
+            from vllm.sampling_params import RequestOutputKind
+            from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+        except Exception as error:  # of any type: compiled parts of it may not load
+            traceback.print_exc()   # into the log
+            raise BadInput(f"vLLM cannot be imported ({in_short(error)}): install requirements.txt, or sample with "
+                           "--engine hf.") from None
+        self.dead, self.lora_request = (EngineDeadError, EngineGenerateError), LoRARequest
+        self.params = functools.partial(  # nothing is left to the model's generation_config.json
+            SamplingParams, top_k=0, min_p=0.0, logprobs=0, flat_logprobs=True, detokenize=False,
+            stop_token_ids=self.stop_ids, output_kind=RequestOutputKind.FINAL_ONLY)
+        self.platform = current_platform
+        self.cpu = current_platform.is_cpu()
+
+    def _launch(self, adapters):
+        """vLLM's engine, in processes that it starts."""
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+        s = self.settings
+        # Tokens that one step may take. vLLM cuts longer prompts into chunks, but not on a CPU: with a seed for each
+        # request a cut ends it there, as torch's generators on the CPU cannot be set back after it. So a step must
+        # have room for the longest prompt, and on a CPU it has no more, to stay short.
+        step_tokens = max(self.window, 2048) if self.cpu else 16384
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(
+                model=s.model, dtype=s.dtype, generation_config="vllm", max_model_len=self.window,
+                # mu of Eq. 3 is what a token was drawn with. vLLM's default, raw log-probabilities, is that of before
+                # temperature and top-p: wrong as soon as the temperature is not 1.
+                logprobs_mode="processed_logprobs", max_num_seqs=self.slots, scheduling_policy="priority",
+                enable_chunked_prefill=not self.cpu, max_num_batched_tokens=step_tokens,
+                tensor_parallel_size=s.tensor_parallel, data_parallel_size=s.data_parallel,
+                enable_lora=adapters, max_lora_rank=self.MAX_LORA_RANK, max_loras=1, enable_prefix_caching=True,
+                gpu_memory_utilization=s.gpu_memory, enforce_eager=self.cpu, disable_log_stats=True,
+                use_tqdm_on_load=False))
+        except Exception as error:  # of any type: from vLLM, and from what it runs on
+            traceback.print_exc()   # into the log
+            raise BadInput(f"vLLM did not start ({in_short(error)}): {self.log} says more.") from None
+
     @classmethod
-    async def start(cls, settings, adapters):
+    async def start(cls, settings, adapters, folder):
         """An engine, started in a thread: asyncio hears Ctrl-C meanwhile."""
+        log = os.path.join(folder, "vllm.log")
+        # Ended here rather than in the thread: after Ctrl-C the thread may live longer than this.
+        with contextlib.ExitStack() as until_started:
+            return await cls._start_in_thread(settings, adapters, log, until_started)
+
+    @classmethod
+    async def _start_in_thread(cls, *arguments):
+        """`cls(*arguments)`; Ctrl-C ends what it has started so far."""
         future = asyncio.get_running_loop().create_future()
 
         def launch():
             try:
-                result, tell = cls(settings, adapters), future.set_result
+                result, tell = cls(*arguments), future.set_result
             except BaseException as error:
                 result, tell = error, future.set_exception
             with contextlib.suppress(RuntimeError):  # the loop is closed when Ctrl-C came first
@@ -132,17 +186,17 @@ class VLLMEngine(Engine):
                 await asyncio.sleep(0.1)
             raise
 
-    def _check_cache(self, gpu_bytes):  # memory of one GPU; None on a CPU
+    def _check_cache(self):
         """Count the parameters, and refuse a window whose keys and values the memory cannot hold. Loads no weights."""
         with torch.device("meta"):
             self.parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(self.config).parameters())
         itemsize = getattr(torch, self.settings.dtype).itemsize
-        if gpu_bytes is None:
+        if self.cpu:
             space = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")) * 2**30
             more = "set VLLM_CPU_KVCACHE_SPACE (GiB) higher"
         else:
             share = self.settings.gpu_memory * self.settings.tensor_parallel
-            space = share * gpu_bytes - self.parameters * itemsize
+            space = share * self.platform.get_device_total_memory() - self.parameters * itemsize
             more = "give the engine more with --gpu-memory or --tensor-parallel"
         need = self.window * token_bytes(self.config, itemsize)
         if need > space:
@@ -171,11 +225,11 @@ class VLLMEngine(Engine):
                 if not self.running:
                     self.idle.set()
         except self.dead as error:
-            raise EngineDead(f"vLLM's engine is dead ({error.__cause__ or 'its own lines above may say why'}); what is "
-                             "graded is kept, and the same command goes on.") from None
+            raise EngineDead(f"vLLM's engine is dead ({in_short(error.__cause__ or error)}): {self.log} says more; what "
+                             "is graded is kept, and the same command goes on.") from None
         if done.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
-            raise EngineDead("vLLM's engine was stopped from outside; what is graded is kept, and the same command "
-                             "goes on.")
+            raise EngineDead(f"vLLM's engine was stopped from outside: {self.log} says more; what is graded is kept, "
+                             "and the same command goes on.")
         ids = list(done.token_ids)
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return Sample(ids, text, list(done.logprobs.logprobs), done.finish_reason, len(prompt_token_ids))
@@ -202,7 +256,7 @@ class VLLMEngine(Engine):
         except self.dead:
             raise
         except Exception as error:  # raised in the engine's process, of any type
-            raise BadInput(f"vLLM did not take the adapter {adapter} ({' '.join(str(error).split())}): is it a LoRA "
+            raise BadInput(f"vLLM did not take the adapter {adapter} ({in_short(error)}): is it a LoRA "
                            f"adapter of rank {self.MAX_LORA_RANK} or less for this model?") from None
         if held != {number} or not cleared:
             raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(held)} instead of {number}, and "

@@ -7,50 +7,69 @@ them. Those that were started too late to be noted still have the environment th
 memory and then ends by itself.
 """
 import os
-import signal
 import sys
 import time
 
+import psutil
+
 
 def watch(parent):
-    family, quiet = {}, 0
-    mark = f"ENGINE_OF={parent}".encode()
-    while quiet < 50:  # scans without any
-        alive, processes = os.getppid() == parent, {}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    state, ppid, *fields = stat.read().rpartition(")")[2].split()
-            except OSError:  # it has just ended
-                continue
-            if state != "Z":
-                processes[int(pid)] = int(ppid), fields[17]  # with its start time: a pid may come again
-        family = {pid: start for pid, start in family.items() if pid in processes and processes[pid][1] == start}
-        if not alive:
-            for pid, (_, start) in processes.items():
-                try:
-                    with open(f"/proc/{pid}/environ", "rb") as environ:
-                        if mark in environ.read().split(bytes(1)):
-                            family[pid] = start
-                except OSError:  # it has just ended, or is another user's
-                    pass
-        found = True
-        while found:
-            found = {pid: start for pid, (ppid, start) in processes.items() if pid not in family and pid != os.getpid()
-                     and (ppid in family or alive and ppid == parent)}
-            family |= found
-        if not alive:
-            for pid in list(family):
-                try:
-                    with open(f"/proc/{pid}/cmdline") as cmdline:
-                        if "resource_tracker" in cmdline.read():
-                            del family[pid]
-                        else:
-                            os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    pass
-            quiet = 0 if family else quiet + 1
-        time.sleep(0.25 if alive else 0.02)
+    family = set()     # psutil.Process: one equals another if pid and start time do, as a pid may come again
+    empty_scans = 0    # since the parent is gone
+    while empty_scans < 50:
+        orphaned = os.getppid() != parent
+        processes = living_processes()
+        family.intersection_update(processes)
+        if orphaned:
+            family.update(process for process in processes if was_started_for(process, parent))
+            add_descendants(family, processes, {process.pid for process in family})
+            family = {process for process in family if not ends_by_itself(process)}
+            kill(family)
+            empty_scans = 0 if family else empty_scans + 1
+        else:
+            add_descendants(family, processes, {parent} | {process.pid for process in family})
+        time.sleep(0.02 if orphaned else 0.25)
+
+
+def living_processes():
+    """-> {psutil.Process: pid of its parent}, this program apart."""
+    processes = {}
+    for process in psutil.process_iter(["ppid", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+            processes[process] = process.info["ppid"]
+    return processes
+
+
+def add_descendants(family, processes, pids):
+    """Add to `family` those of `processes` that descend from `pids`."""
+    children = {process for process, parent in processes.items() if parent in pids}
+    while not children <= family:
+        family |= children
+        pids = {process.pid for process in children}
+        children = {process for process, parent in processes.items() if parent in pids}
+
+
+def was_started_for(process, parent):
+    """Whether its environment, as vllm.py gave it, names `parent`."""
+    try:
+        return process.environ().get("ENGINE_OF") == str(parent)
+    except (psutil.Error, OSError):  # it has just ended, or is another user's
+        return False
+
+
+def ends_by_itself(process):
+    try:
+        return any("resource_tracker" in argument for argument in process.cmdline())
+    except (psutil.Error, OSError):
+        return True
+
+
+def kill(processes):
+    for process in processes:
+        try:
+            process.kill()
+        except (psutil.Error, OSError):  # it has just ended
+            pass
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ async def schedule_lock_step(run, problems):
 async def measure(settings, folder, problem_count):
     """Print the wall times of the schedules, and the tokens/s of an exploration against all its prompts at once."""
     problems = benches.load("arithmetic", "train", limit=problem_count)
-    sampler, graders = await engines.start(settings), verifiers.Graders()
+    sampler, graders = await engines.start(settings, folder=folder), verifiers.Graders()
     args = explore.ExploreArgs("arithmetic", "train", calls=CALLS, restart=RESTART, gpu_hours=None)
     schedules = {"lock-step": schedule_lock_step, "chain": schedule_chain, "segments": schedule_segments}
     seconds, tokens = {}, {}

@@ -41,7 +41,7 @@ class ScriptedStudent:
         pass
 
 
-async def start(settings, adapters=False):
+async def start(settings, adapters=False, folder="."):
     return ScriptedStudent()
 
 

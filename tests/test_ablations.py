@@ -164,7 +164,7 @@ def interleaved(monkeypatch, folder, model, *flags, calls=6, fail_at=None):
     write_bench(folder / "bench.jsonl", 3)
     scripted = ScriptedExplorer(benches.load(bench), calls, fail_at)
 
-    async def start(settings, adapters=False):
+    async def start(settings, adapters=False, folder="."):
         assert adapters and settings.gpu_memory == 0.4
         return scripted
     monkeypatch.setattr(engines, "start", start)

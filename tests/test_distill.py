@@ -320,7 +320,7 @@ def scripted(monkeypatch):
     """distill.py on the scripted student. -> the students that were started, in order."""
     students = []
 
-    async def start(settings, adapters=False):
+    async def start(settings, adapters=False, folder="."):
         assert adapters
         students.append(ScriptedStudent())
         return students[-1]

@@ -1,21 +1,32 @@
 """The transformers engine: what it returns is what the model's own forward says, whatever else runs beside it."""
+import argparse
 import asyncio
 import collections
+import dataclasses
 import json
 import math
 import os
+import pathlib
 import shutil
+import subprocess
+import sys
 
+import huggingface_hub.utils
 import pytest
 import torch
+import transformers
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import engines
+from common import journal
 from common.errors import BadInput, ContextTooLong
 from conftest import make_model
 from engines import hf
 from engines.base import check_adapter, load, request_seed, stop_token_ids
+
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def hf_settings(model, **changes):
@@ -219,3 +230,78 @@ def test_grouped_attention_is_attention():
         expected = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value.repeat_interleave(2, 1)
         found, _ = hf.grouped_attention(None, query, key, value, mask, scaling=0.3)
         torch.testing.assert_close(found, expected.transpose(1, 2))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Settings
+
+
+def parsed(*flags):
+    parser = argparse.ArgumentParser()
+    engines.add_arguments(parser)
+    return parser.parse_args(flags)
+
+
+def processor(monkeypatch, *instructions, cuda=False):
+    """Let torch find a processor with these instructions alone."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True} | dict.fromkeys(instructions, True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+
+
+@pytest.fixture(scope="module")
+def half_model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("half") / "model", dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("instruction", ["avx512_bf16", "amx_bf16", "bf16", "sve_bf16"])
+def test_default_dtype_is_one_that_the_processor_has(toy_model, half_model, monkeypatch, instruction):
+    """bfloat16 in hardware: the checkpoint's own dtype, as with a GPU; else float32. A flag always wins."""
+    def dtype(model, *flags):
+        return engines.settings(parsed("--model", model, *flags), "own").dtype
+    for instructions, cuda in (((instruction,), False), ((), True)):
+        processor(monkeypatch, *instructions, cuda=cuda)
+        assert [dtype(model, "--engine", "hf") for model in (toy_model, half_model)] == ["float32", "bfloat16"]
+    processor(monkeypatch)
+    assert [dtype(model) for model in (toy_model, half_model)] == ["float32", "float32"]
+    assert dtype(half_model, "--dtype", "bfloat16") == "bfloat16"
+
+
+def test_bfloat16_without_its_instructions_is_said_in_one_line(half_model, monkeypatch, capfd):
+    def noted(dtype):
+        sample_all(hf_settings(half_model, dtype=dtype), requests(1, max_tokens=1))
+        return [line for line in capfd.readouterr().err.splitlines() if "bfloat16" in line]
+    processor(monkeypatch)
+    monkeypatch.setattr(engines, "bfloat16_slowdown", lambda: 71.8)
+    assert len(lines := noted("bfloat16")) == 1 and "72 times" in lines[0] and "--dtype float32" in lines[0]
+    assert noted("float32") == []
+    processor(monkeypatch, "amx_bf16")
+    assert noted("bfloat16") == []
+
+
+def test_slowdown_is_measured():
+    assert 0 < engines.bfloat16_slowdown(size=32) < math.inf
+
+
+def test_a_run_in_the_other_dtype_does_not_go_on(tmp_path):
+    """One begun where bfloat16 was the default, say."""
+    path = str(tmp_path / "explore.json")
+    begun, now = (dataclasses.asdict(hf_settings("model", dtype=dtype)) for dtype in ("bfloat16", "float32"))
+    journal.begin(path, begun)
+    with pytest.raises(BadInput, match="a run with dtype = bfloat16, not float32 .*give that value"):
+        journal.begin(path, now)
+    journal.begin(path, begun)
+
+
+def test_bars(toy_model):
+    """Of downloads there are bars, of reading weights there are none."""
+    load(AutoModelForCausalLM, toy_model)
+    assert not huggingface_hub.utils.are_progress_bars_disabled()
+    assert not transformers.utils.logging.is_progress_bar_enabled()
+
+
+def test_flags_need_no_torch():
+    """--help and a mistyped flag are answered at once: the packages that take seconds to load come later."""
+    heavy = {"torch", "transformers", "peft", "vllm", "matplotlib", "flash_attn"}
+    script = f"import sys, engines, engines.base; print({heavy} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert found.stdout == "set()\n", found

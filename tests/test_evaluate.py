@@ -448,7 +448,7 @@ def own_bench(folder, problems=("p1", "p2", "p3")):
 @pytest.fixture
 def scripted(monkeypatch):
     def install(scripted_engine):
-        async def start(settings, adapters=False):
+        async def start(settings, adapters=False, folder="."):
             scripted_engine.adapters = adapters
             return scripted_engine
         monkeypatch.setattr(engines, "start", start)

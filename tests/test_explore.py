@@ -81,7 +81,7 @@ def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", **engine
         write_bench(tmp_path / "bench.jsonl", n)
     scripted = ScriptedEngine(script, benches.load(bench), calls, **engine_options)
 
-    async def start(settings, adapters=False):
+    async def start(settings, adapters=False, folder="."):
         return scripted
     settings = engines.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
     monkeypatch.setattr(engines, "start", start)

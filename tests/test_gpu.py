@@ -5,6 +5,7 @@ known to run, and the claim about the GPU is skipped with its reason.
 """
 import asyncio
 import importlib.util
+import os
 import json
 import math
 
@@ -43,7 +44,7 @@ def sampled(model, adapter, device):
             return adapter
 
     async def sample():
-        sampler = await engines.start(where, adapters=True)
+        sampler = await engines.start(where, adapters=True, folder=os.path.dirname(adapter))
         try:
             trainer = Student(None, 1, where, sampler, None, None, None, 0, None)
             return await asyncio.gather(*(distill.student_row(trainer, 1, p, 0, problems, problems) for p in problems))

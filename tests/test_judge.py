@@ -164,7 +164,7 @@ def test_exploration(monkeypatch, tmp_path, toy_model, word, reward):
     """The judge's tokens are counted; no file holds its text or the reference; the policy hears the verdict alone."""
     scripted = ScriptedEngine("Because.", f"{SAID}. {word}")
 
-    async def start(settings, adapters=False):
+    async def start(settings, adapters=False, folder="."):
         return scripted
     monkeypatch.setattr(engines, "start", start)
     explore.main(["--bench", bench(tmp_path, JUDGE_ROW), "--model", toy_model, "--engine", "hf", "--calls", "3",

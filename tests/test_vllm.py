@@ -47,9 +47,9 @@ def adapters(model, tmp_path_factory):
 class Running:
     """An engine and the event loop that it lives in."""
 
-    def __init__(self, model, adapters):
+    def __init__(self, model, adapters, folder):
         self.loop = asyncio.new_event_loop()
-        self.engine = self.run(engines.start(settings(model), adapters))
+        self.engine = self.run(engines.start(settings(model), adapters, folder=str(folder)))
 
     def run(self, coroutine):
         return self.loop.run_until_complete(coroutine)
@@ -75,8 +75,8 @@ def settings(model, **changes):
 
 
 @pytest.fixture(scope="module")
-def vllm(model):
-    running = Running(model, adapters=True)
+def vllm(model, tmp_path_factory):
+    running = Running(model, adapters=True, folder=tmp_path_factory.mktemp("vllm"))
     yield running
     running.close()
 
@@ -187,23 +187,29 @@ def test_adapter_swaps_are_checked(vllm, model, adapters, tmp_path):
 
 
 @marked
-def test_settings_that_cannot_fit(model, monkeypatch):
-    """Said before anything is loaded: 2,048 tokens x 2 layers x 2 heads x 32 x 2 x 4 bytes are 2 MiB."""
+def test_settings_that_cannot_fit(model, monkeypatch, tmp_path, capfd):
+    """Said before anything is loaded: 2,048 tokens x 2 layers x 2 heads x 32 x 2 x 4 bytes are 2 MiB.
+
+    What vLLM has to say of a start that fails is in the log of the run, and nowhere else.
+    """
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0")
     with pytest.raises(BadInput, match="--max-model-len"):
-        asyncio.run(engines.start(settings(model)))
+        asyncio.run(engines.start(settings(model), folder=str(tmp_path)))
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE")
-    with pytest.raises(BadInput, match="vLLM did not start .*4096"):
-        asyncio.run(engines.start(settings(model, max_model_len=4096)))
+    capfd.readouterr()
+    with pytest.raises(BadInput, match="vLLM did not start .*4096.*vllm.log says more"):
+        asyncio.run(engines.start(settings(model, max_model_len=4096), folder=str(tmp_path)))
+    assert "Traceback" in (tmp_path / "vllm.log").read_text()
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 @marked
-def test_default_logprobs_would_be_wrong(model, monkeypatch):
+def test_default_logprobs_would_be_wrong(model, monkeypatch, tmp_path):
     """vLLM's own default, raw log-probabilities, fails the test above at 0.6; then the engine is killed, and says so."""
     import vllm
     arguments = vllm.AsyncEngineArgs
     monkeypatch.setattr(vllm, "AsyncEngineArgs", lambda logprobs_mode, **others: arguments(**others))
-    running = Running(model, adapters=False)
+    running = Running(model, adapters=False, folder=tmp_path)
     try:
         wanted = requests(0.6)
         assert (ratios(model, wanted, running.sample(wanted)) - 1).abs().max() > 0.1
@@ -219,6 +225,26 @@ def test_default_logprobs_would_be_wrong(model, monkeypatch):
             running.sample(requests(n=1))
     finally:
         running.close()
+
+
+def test_output_goes_into_the_log(tmp_path):
+    """Of this process within the block, and of a process that it starts there, for ever; what was there before stays."""
+    log = tmp_path / "vllm.log"
+    log.write_text("before\n")
+    script = f"""
+import subprocess, sys, time
+from engines import vllm
+with vllm.output_into({str(log)!r}):
+    child = subprocess.Popen([sys.executable, "-c", "import sys; input(); print('child'); sys.exit('its end')"],
+                             stdin=subprocess.PIPE, text=True)
+    print("within")
+print("after")
+child.communicate("go\\n")
+sys.exit("the end")
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert (run.stdout, run.stderr) == ("after\n", "the end\n")
+    assert log.read_text().split("\n")[:-1] == ["before", "within", "child", "its end"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -314,6 +340,26 @@ os.kill(os.getpid(), signal.SIGKILL)
 def command(script, *arguments):
     return subprocess.Popen([sys.executable, ROOT / script, *map(str, arguments)], start_new_session=True, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"})
+
+
+@marked
+def test_a_dead_engine_is_one_sentence(model, tmp_path):
+    """Its core is killed while it samples: exit status 2, a sentence that names the log, and every graded answer."""
+    bench, out = tmp_path / "sums.jsonl", tmp_path / "out"
+    bench.write_text("".join(json.dumps({"id": f"sum{i}", "problem": f"{i} + {i} = ?", "verifier": "math", "answer": str(2 * i)}) + "\n"
+                             for i in range(20)))
+    run = command("explore.py", "--bench", bench, "--model", model, "--engine", "vllm", "--max-tokens", 100, "--out", out)
+    wait_for(lambda: (out / "rollouts.jsonl").exists() and (out / "rollouts.jsonl").read_text(), run)
+    processes = descendants(run.pid)
+    for pid in processes:
+        if b"EngineCore" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    text, _ = run.communicate(timeout=60)
+    assert run.returncode == 2 and "Traceback" not in text, text
+    assert f"{out}/vllm.log says more; what is graded is kept" in text.splitlines()[-1], text
+    assert (out / "vllm.log").stat().st_size > 0
+    assert all(json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines())
+    assert_gone(processes)
 
 
 @marked
