@@ -238,7 +238,7 @@ def run(args, how, settings, problems, contexts):
             drawn_from = {problem: [draw["context"] for draw in draws] for problem, draws in contexts.items()}
             kept |= {"traces": args.traces, "seed": args.seed,
                      "contexts": hashlib.sha256(json.dumps(drawn_from).encode()).hexdigest()[:16]}
-            journal.begin(path, kept | dataclasses.asdict(settings), growable=("steps",), empty=done == 0)
+            journal.keep_settings(path, kept | dataclasses.asdict(settings), growable=("steps",), empty=done == 0)
             journals = go_on(args.out, done)
     print_once(f"distill: {len(problems)} problems, {sum(map(len, contexts.values()))} contexts ({args.traces}), "
                f"{args.steps} steps of {args.batch}, {how.divergence}, tau {how.tau:g}, lr {how.lr:g}; "
@@ -274,7 +274,7 @@ def main(argv=None):
         with together():
             prepared = prepare(args)
             if rank_and_world()[0] == 0:
-                stack.enter_context(journal.hold(args.out))
+                stack.enter_context(journal.lock(args.out))
         run(args, *prepared)
 
 

@@ -19,6 +19,7 @@ import evaluate
 import explore
 from common import journal
 from common.errors import exit_with_sentence, read_jsonl
+from common.flags import positive_int
 from report import curves, measures, plots
 
 MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one about 30
@@ -250,19 +251,19 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         description="Make a tiny model and run the whole method on it.")
     add = parser.add_argument
-    add("--seed", type=engines.positive_int, default=1, help="of the model and of the runs")
+    add("--seed", type=positive_int, default=1, help="of the model and of the runs")
     add("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")
     add("--ablations", action="store_true",
         help="explore with each ablation of App. G.2 and G.3 instead")
-    add("--seeds", type=engines.positive_int, metavar="N",
+    add("--seeds", type=positive_int, metavar="N",
         help="the demo and five ablations for seeds 1..N, each in OUT/seed_K")
     args = parser.parse_args(argv)
     begin, demo = time.time(), Demo(args.out, args.seed)
-    with journal.hold(args.out):
+    with journal.lock(args.out):
         if args.seeds:
             run_seeds(args.out, args.seeds)
             return
-        journal.begin(demo.path("tiny.json"), {"seed": args.seed})
+        journal.keep_settings(demo.path("tiny.json"), {"seed": args.seed})
         if args.ablations:
             ablate(demo)
             print(f"\nPlot: {demo.path('ablations.png')}   {time.time() - begin:.0f} s in all")

@@ -9,8 +9,10 @@ import benches
 import distill
 import engines
 import explore
+import loss
 import verifiers
 from benches.problem import Problem
+from common import flags
 from common.errors import BadInput, ContextTooLong, read_jsonl
 from conftest import make_tokenizer
 from engines.base import Sample, request_seed
@@ -129,6 +131,11 @@ def test_each_compression_is_resumed(monkeypatch, tmp_path, how, fail_at):
 def test_flags_that_do_not_go_together(monkeypatch, tmp_path, flags, sentence):
     with pytest.raises(BadInput, match=sentence):
         run(monkeypatch, tmp_path, numbers, *flags, n=1)
+
+
+def test_divergences_of_the_flags():
+    """common.flags names them a second time, as loss.py loads torch."""
+    assert flags.DIVERGENCES == loss.DIVERGENCES
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -609,7 +609,7 @@ def test_a_prompt_that_does_not_fit_names_its_problem(cplus, tmp_path):
 
 
 def test_a_folder_in_use(cplus, tmp_path, scripted):
-    with journal.hold(str(tmp_path / "out")), pytest.raises(BadInput, match="another run holds the folder"):
+    with journal.lock(str(tmp_path / "out")), pytest.raises(BadInput, match="another run holds the folder"):
         distill.main(flags(cplus, tmp_path / "out"))
 
 
@@ -709,7 +709,7 @@ def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
 
 def test_bad_input_under_torchrun(cplus, tmp_path):
     """What rank 0 alone meets ends both ranks with one sentence and exit status 2; torchrun's own report follows."""
-    with journal.hold(str(tmp_path / "out")):
+    with journal.lock(str(tmp_path / "out")):
         result = torchrun(2, "distill.py", *flags(cplus, tmp_path / "out"))
     assert result.returncode != 0 and result.stderr.count("another run holds the folder") == 1
     assert "exitcode  : 2" in result.stderr and 'distill.py", line' not in result.stderr
