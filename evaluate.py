@@ -22,8 +22,9 @@ from functools import partial
 
 from tqdm import tqdm
 
-import benches
 import engines
+import ablations
+import benches
 import prompts
 import report
 import verifiers
@@ -214,8 +215,7 @@ class Training:
 
     def contexts(self, traces):
         """{problem id: the contexts that its teacher is conditioned on}."""
-        from ablations import teacher_contexts
-        return teacher_contexts(self.lines, traces, self.rollouts)
+        return ablations.teacher_contexts(self.lines, traces, self.rollouts)
 
     def draw(self, contexts, seed, k, problem):
         """The one of `contexts` that the trainer draws for a problem at step k."""
@@ -225,7 +225,6 @@ class Training:
 
 def read_training(options, cplus):
     """-> Training, of the file `cplus` and what lies beside it; errors: BadInput."""
-    from ablations import read_rollouts
     from distill import read_cplus
     lines, explored = read_cplus(cplus), read_beside(cplus, "explore.json")
     if not explored:
@@ -242,7 +241,7 @@ def read_training(options, cplus):
                        "restore the file of problems.")
     settings = engine_settings(as_explored(options.engine_flags, first), first["bench"])
     name = [model_name(settings.model), bench_name(first["bench"], bench["split"])]
-    return Training(name, lines, problems, read_rollouts(cplus), settings)
+    return Training(name, lines, problems, ablations.read_rollouts(cplus), settings)
 
 
 def as_explored(flags, line):

@@ -13,7 +13,7 @@ import dataclasses
 import os
 import time
 
-import engines  # first: it sets how OpenMP's threads wait, before torch is loaded
+import engines  # noqa: F401 (first: it sets how OpenMP threads wait, before torch is loaded)
 import distill
 import evaluate
 import explore

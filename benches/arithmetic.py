@@ -10,7 +10,7 @@ a tens digit that is one too high. What helps depends on what is shown (the shar
 - a fresh draft is a new throw of the dice.
 
 So restarts pay, the verdict and the last response each carry a part, and successful contexts are better teachers than
-failures. All this is so by construction: the bench shows what Algorithm 1 makes of it, not how much a large model gains.
+failures. All this is so by construction: the bench shows what Algorithm 1 makes of it, not what a large model gains.
 """
 import random
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from benches.problem import Problem
 @dataclass(frozen=True)
 class Shares:
     """Shares of careful demonstrations for one wording of the problem."""
-    plain: float    # on the plain prompt, and so in a draft
+    plain: float     # on the plain prompt, and so in a draft
     anchored: float  # as a revision of a careless answer
-    unseen: float   # after a verdict on an answer that is not shown (ablation "without last response")
+    unseen: float    # after a verdict on an answer that is not shown (ablation "without last response")
 
 
 SHARES = {

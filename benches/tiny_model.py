@@ -1,10 +1,10 @@
 """The tiny model of tiny.py: made on the spot, taught by benches/arithmetic.py, within two minutes on two cores.
 
-A Qwen3 in small, 0.4 M parameters, in float32. Three things make it quick: short dialogues come first, several dialogues
+A Qwen3 in small, 0.4 M parameters, in float32. Three things make it quick: short dialogues come first, several of them
 share a line without padding, and answers that a dialogue shows are taught with it.
 """
-import random
 import os
+import random
 import shutil
 
 from benches import arithmetic

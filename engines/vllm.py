@@ -225,8 +225,8 @@ class VLLMEngine(Engine):
                 if not self.running:
                     self.idle.set()
         except self.dead as error:
-            raise EngineDead(f"vLLM's engine is dead ({in_short(error.__cause__ or error)}): {self.log} says more; what "
-                             "is graded is kept, and the same command goes on.") from None
+            raise EngineDead(f"vLLM's engine is dead ({in_short(error.__cause__ or error)}): {self.log} says more; "
+                             "what is graded is kept, and the same command goes on.") from None
         if done.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
             raise EngineDead(f"vLLM's engine was stopped from outside: {self.log} says more; what is graded is kept, "
                              "and the same command goes on.")

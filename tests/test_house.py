@@ -13,11 +13,13 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = [
-    "prompts loss answers common.errors benches.problem sandbox.linux sandbox.program sandbox.proxy engines.watchdog report.paper",
-    "common.flags common.journal common.ranks common.gpu_memory sandbox.jail sandbox.workers benches.files benches.own engines.base report.measures",
-    "sandbox.run benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf report.curves",
-    "sandbox.asserts benches.mbpp engines report.tables report.plots report.dialogue",
-    "benches verifiers policy report",
+    "prompts loss answers common.errors benches.problem sandbox.linux sandbox.program engines.watchdog report.method",
+    "common.flags common.journal common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
+    "report.measures report.paper",
+    "sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf report.curves",
+    "sandbox.run benches.tiny_model engines report.tables report.plots report.dialogue",
+    "sandbox.asserts benches.mbpp policy report",
+    "benches verifiers",
     "ablations",
     "distill",
     "explore evaluate",
@@ -26,8 +28,8 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names.s
 EMPTY = {"sandbox", "common"}  # whose __init__.py costs nothing to whoever imports a part
 # What one run in two does without, or --help and a mistyped flag: all else is imported at the top of its file.
 LAZY = {"torch", "transformers", "huggingface_hub", "vllm", "peft", "matplotlib", "flash_attn", "math_verify",
-        "latex2sympy2_extended", "pyarrow"}
-LATE = {"engines.hf", "engines.vllm", "common.ranks", "policy", "distill"}  # own modules that load one of those
+        "latex2sympy2_extended", "numpy", "pyarrow"}
+LATE = {"engines.hf", "engines.vllm", "benches.tiny_model", "common.ranks", "policy", "distill"}  # own modules that load one of those
 TOP = sorted(path.name for path in ROOT.glob("*.py"))
 FILES = [path for path in ROOT.glob("**/*.py") if path.relative_to(ROOT).parts[0] in EMPTY | {"benches", "engines", "report"}
          or path.parent == ROOT]
