@@ -172,13 +172,13 @@ def start_trainer(run, update, openings):
     folder = os.path.join(run.args.out, "updates")
     adapters = os.path.join(folder, "adapter")
     os.makedirs(folder, exist_ok=True)
-    done = policy.newest_step(adapters)
+    newest = policy.newest_step(adapters)
     steps = max((step for _, step in run.records), default=0)
     used = max((r["updates"] for r in run.records.values()), default=0)
-    if not used <= done <= steps // run.args.update_every:
-        raise BadInput(f"{adapters} holds update {done}, which is not that of rollouts.jsonl: one "
+    if not used <= newest <= steps // run.args.update_every:
+        raise BadInput(f"{adapters} holds update {newest}, which is not that of rollouts.jsonl: one "
                        "of them is of another run; name another folder with --out.")
-    journals = policy.go_on(folder, done)
+    journals = policy.go_on(folder, newest)
     return policy.start_trainer(update, run.args.seed, run.settings, run.engine, openings, folder,
                                 journals)
 

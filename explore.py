@@ -187,7 +187,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class ExploreArgs:
-    """What to explore, resolved from the command line; the flags of the engine are in Settings."""
+    """What to explore, resolved from the command line; the flags of the engine are in Settings.
+
+    explore.json keeps all fields but `out`: a run goes on with its own.
+    """
     bench: str                      # name, or FILE.jsonl
     split: str = "test"
     data: str | None = None         # a local copy of the bench
@@ -208,9 +211,6 @@ class ExploreArgs:
         if self.method == "random":
             return 1
         return self.calls if self.restart == "never" else self.restart
-
-    def changes_memory(self):
-        return self.memory != "leaf" or self.compress != "tail"
 
     def opening(self, family, x):
         """The plain prompt x of this run."""
@@ -281,7 +281,8 @@ def segment_function(args):
     """What explores a segment: the method, the baseline, or an ablation of the memory."""
     if args.method == "random":
         return random_segment
-    return ablations.explore_segment if args.changes_memory() else explore_segment
+    changes_memory = args.memory != "leaf" or args.compress != "tail"
+    return ablations.explore_segment if changes_memory else explore_segment
 
 
 async def explore(run, problems):
@@ -326,10 +327,9 @@ def cplus_lines(run, problems):
     places = [(x.id, t) for x in problems for t in steps]
     successes = cplus(run.records[place] for place in places if place in run.records)
     return [{
-        "problem": r["problem"], "bench": r["bench"],
-        "model": s.model, "family": s.family, "decoding": decoding,
-        "opening": openings[r["problem"]], "context": r["context"], "response": r["response"],
-        "step": r["step"],
+        "problem": r["problem"], "bench": r["bench"], "model": s.model, "family": s.family,
+        "decoding": decoding, "opening": openings[r["problem"]], "context": r["context"],
+        "response": r["response"], "step": r["step"],
     } for r in successes]
 
 
@@ -364,9 +364,8 @@ def open_files(args, settings, update, problems):
 
     -> ({(problem id, step): record}, rollouts.jsonl). Errors: BadInput, if it is another run's.
     """
-    names = ("bench", "split", "data", "method", "memory", "compress", "calls", "restart", "tail",
-             "seed", "limit", "gpu_hours", "update_every")
-    values = {name: getattr(args, name) for name in names}
+    values = dataclasses.asdict(args)
+    del values["out"]
     growable = ("calls", "limit", "gpu_hours")
     if update:
         values |= {"lr": update.lr, "tau": update.tau, "divergence": update.divergence}
