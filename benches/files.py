@@ -61,7 +61,7 @@ def from_web(url, name, pinned=None):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            with filelock.FileLock(f"{path}.lock"):  # another run may be fetching it
+            with filelock.FileLock(f"{path.parent}.lock"):  # another run may be fetching it
                 if not path.exists():
                     with open(f"{path}.part", "ab") as file:
                         fetch(url, file)

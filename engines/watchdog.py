@@ -16,7 +16,7 @@ import psutil
 def watch(parent):
     family = set()     # psutil.Process: one equals another if pid and start time do, as a pid may come again
     empty_scans = 0    # since the parent is gone
-    while empty_scans < 50:
+    while empty_scans < 10:
         orphaned = os.getppid() != parent
         processes = living_processes()
         family.intersection_update(processes)
@@ -28,7 +28,7 @@ def watch(parent):
             empty_scans = 0 if family else empty_scans + 1
         else:
             add_descendants(family, processes, {parent} | {process.pid for process in family})
-        time.sleep(0.02 if orphaned else 0.25)
+        time.sleep(0.1 if orphaned else 0.25)
 
 
 def living_processes():
