@@ -197,10 +197,11 @@ def _cap(g, slope, tau):
     """Eq. 2's min(g, tau), in place: a capped entry is constant, its slope 0. -> their number."""
     if tau == math.inf:
         return 0
-    above = g > tau
-    slope.masked_fill_(above, 0)
+    is_above = g > tau
+    slope.masked_fill_(is_above, 0)
     g.clamp_(max=tau)
-    return above.count_nonzero()
+    count = is_above.count_nonzero()
+    return count
 
 
 def _matmul(x, matrix, out=None):
@@ -217,7 +218,8 @@ def _matmul(x, matrix, out=None):
 
 def _log_softmax(hidden, weight, temperature, logits, out):
     """Log-probabilities [n, V] of hidden states [n, d], into out; logits: a buffer [n, V]."""
-    _matmul(hidden.to(weight.dtype), weight.T, out=logits)
+    hidden = hidden.to(weight.dtype)
+    _matmul(hidden, weight.T, out=logits)
     if temperature != 1:
         logits.div_(temperature)
     torch.log_softmax(logits, dim=-1, out=out)
