@@ -1,0 +1,68 @@
+"""Flags that several scripts share: types for argparse, and how an update is made. Loads no torch, so --help is quick."""
+import argparse
+import contextlib
+import math
+from dataclasses import dataclass
+
+from common.errors import BadInput
+
+# Those of loss.py, which loads torch; a test compares them.
+DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
+
+
+def positive_int(text):
+    """argparse type: a whole number above zero."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
+    return int(text)
+
+
+def above_zero(text):
+    """argparse type: a finite number above zero."""
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        if 0 < number < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+
+
+def cap(text):
+    """argparse type: a finite number above zero, or inf."""
+    return math.inf if text == "inf" else above_zero(text)
+
+
+@dataclass(frozen=True)
+class UpdateArgs:
+    """How an update is made (section 2.3, App. B.4); the flags are those of `add_update_arguments`."""
+    lr: float
+    tau: float                     # cap of Eq. 2, inf for none
+    divergence: str                # one of DIVERGENCES
+    micro_tokens: int              # tokens of one pass, student and teacher together
+    recompute_every: int | None    # recompute every Nth layer, 0: none; None: as few as fit
+    max_grad_norm: float = 1.0
+
+
+def add_update_arguments(parser, lr):
+    """The flags of an update; its learning rate is `lr` by default."""
+    add = parser.add_argument
+    add("--lr", type=above_zero, default=lr, help=f"learning rate (default: {lr:g})")
+    add("--tau", type=cap,
+        help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
+    add("--divergence", choices=DIVERGENCES, default="reverse_kl")
+    add("--micro-tokens", type=positive_int, default=16384,
+        help="tokens of one forward and backward pass, student and teacher together")
+    add("--grad-checkpoint-every", type=int, choices=range(0, 1000), metavar="N",
+        help="recompute every Nth layer in the backward pass, 0: none (default: as few as fit)")
+
+
+def update_args(args, temperature, bench):
+    """-> UpdateArgs of the parsed flags; BadInput where there is nothing to learn from.
+
+    temperature: the run's; bench: its name. --tau is by default 1e-3 on MATH, and no cap elsewhere (section 2.3).
+    """
+    if temperature == 0:
+        raise BadInput("--temperature 0 leaves no distribution to distill: give one above 0.")
+    tau = args.tau
+    if tau is None:
+        tau = 1e-3 if bench == "math500" else math.inf
+    return UpdateArgs(args.lr, tau, args.divergence, args.micro_tokens, args.grad_checkpoint_every)
