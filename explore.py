@@ -1,249 +1,353 @@
 """Exploration with a per-problem memory: Algorithm 1, lines 1-12 (section 2.2, App. B.1, B.2).
 
-    python explore.py --bench math500                     # LEAF, K = 24 verifier calls a problem
-    python explore.py --bench math500 --method random     # the baseline: one answer per call from the plain prompt
+    python explore.py --bench math500                  # LEAF, K = 24 verifier calls a problem
+    python explore.py --bench math500 --method random  # the baseline: one answer a call, no memory
 
-The memory of a problem is reset at every restart, so with fixed parameters the segments between restarts do not depend
-on one another: they run at the same time, each a coroutine of its own, and no step waits for another problem or
-segment. This changes neither the distribution of the answers nor pass@k, only the order in which they are finished.
+The memory of a problem is reset at every restart, so with fixed parameters the segments between
+restarts do not depend on one another: they run at the same time, each a coroutine of its own, and
+no step waits for another problem or segment. This changes neither the distribution of the answers
+nor pass@k, only the order in which they are finished.
 
-Writes rollouts.jsonl (one line per verifier call, as soon as it is graded), cplus.jsonl (C+, what distill.py reads) and
-explore.json into --out. The same command goes on where a run stopped; larger --calls or --limit extend it.
+Writes rollouts.jsonl (one line per verifier call, as soon as it is graded), cplus.jsonl (C+, what
+distill.py reads) and explore.json into --out. The same command goes on where a run stopped; larger
+--calls or --limit extend it.
 """
 import argparse
 import asyncio
 import dataclasses
+import functools
 import json
 import os
 import sys
 import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
 
 import engines
 import ablations
 import benches
-import distill
-import policy
 import prompts
 import verifiers
-from common import journal
+from common import flags, journal
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from engines.base import request_seed, side_by_side
 from report import measures
 
 from tqdm import tqdm
+if TYPE_CHECKING:
+    import policy  # which loads torch: --help and a mistyped flag do without
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Algorithm 1
 
 
-async def explore_segment(run, problem, steps):
-    """Lines 4-12, from one restart of a problem to the next. Errors: ContextTooLong."""
-    family, memory = run.settings.family, None                     # m_t: the last attempt, or nothing yet
-    for t in steps:
-        if (problem.id, t) in run.done:                            # graded by an earlier session of this run
-            memory = run.done[problem.id, t]
+async def explore_segment(run, x, steps):
+    """Lines 4-12 for problem x, from one restart to the next. Errors: ContextTooLong."""
+    family, L, tokenizer = run.settings.family, run.args.tail, run.engine.tokenizer
+    m = None                                                   # memory: (y_hat, r, f)
+    for t in steps:                                            # line 4
+        if (x.id, t) in run.records:
+            # An earlier session of this run has graded the step: remember its answer, go on.
+            m = run.memory(x, t)
             continue
-        attempt = run.attempt(problem, t)                          # its seeds, its costs, its line of rollouts.jsonl
-        if memory is None:                                         # line 5: restart
-            # A fresh draft, revised blindly: no verdict is known yet, and old attempts must not mislead (section 2.2).
-            draft = await attempt.sample("draft", prompts.opening(problem, family))                    # line 6
-            c = prompts.restart(problem, family, shown(draft.text, run.tail(draft)))                   # line 7
-        else:
-            # Only the last answer: older ones have been revised already (section 3.3.1).
-            last = shown(memory["response"], memory["tail"])
-            c = prompts.carry(problem, family, last, memory["reward"], memory["feedback"])             # lines 9, 10
-        y = await attempt.sample("answer", c)                      # line 11: y_t ~ policy(. | c_t)
-        verdict = await attempt.verify(y)                          #          r_t, f_t
-        memory = run.keep(attempt.record(c, y, verdict, run.tail(y)))  # line 12: `cplus` picks from these
+        attempt = run.attempt(x, t)
+        if m is None:                                          # line 5
+            # A fresh draft: earlier attempts can hold the model on one line of solution.
+            draft = await attempt.sample("draft", prompts.opening(x, family))  # line 6
+            # Revised blindly: grading the draft would cost one of the K calls, so no r and f.
+            c = prompts.restart(x, family, tail(draft, L, tokenizer))          # line 7
+        else:                                                  # line 8
+            # Only the last answer: it has revised those before it already (section 3.3.1).
+            y_hat, r, f = m                                    # line 9
+            c = prompts.carry(x, family, y_hat, r, f)          # line 10
+        y = await attempt.sample("answer", c)                  # line 11: y ~ policy(. | c)
+        r, f = await attempt.verify(y)                         # line 11
+        y_hat = tail(y, L, tokenizer)                          # line 9 of the next step
+        m = y_hat, r, f
+        run.keep(attempt.record(c, y_hat))                     # line 12: `cplus` reads these
 
 
-async def random_segment(run, problem, steps):
-    """The baseline: a segment is one step, from the plain prompt."""
+async def random_segment(run, x, steps):
+    """The baseline, independent sampling: every answer is given to the plain prompt."""
     for t in steps:
-        if (problem.id, t) not in run.done:
-            attempt = run.attempt(problem, t)
-            c = prompts.opening(problem, run.settings.family)
+        if (x.id, t) not in run.records:
+            attempt = run.attempt(x, t)
+            c = prompts.opening(x, run.settings.family)
             y = await attempt.sample("answer", c)
-            run.keep(attempt.record(c, y, await attempt.verify(y), run.tail(y)))
+            await attempt.verify(y)
+            run.keep(attempt.record(c, tail(y, run.args.tail, run.engine.tokenizer)))
 
 
-def tail(sample, length, tokenizer):
-    """tail_L: the text of the last L tokens of a longer response (the result stands at its end); None for a shorter
-    one, which is shown whole."""
-    if len(sample.token_ids) <= length:
-        return None
-    return tokenizer.decode(sample.token_ids[-length:], skip_special_tokens=True)
+def tail(y, L, tokenizer):
+    """tail_L: the text of the last L tokens of a longer response; a shorter one as it is."""
+    if len(y.token_ids) <= L:
+        return y.text
+    # The end and not the beginning: the result, the code or the conclusion stands there.
+    return tokenizer.decode(y.token_ids[-L:], skip_special_tokens=True)
 
 
-def shown(response, tail):
-    """What the next context shows of a response."""
-    return response if tail is None else tail
-
-
-def segments(method, calls, restart):
-    """The steps 1..K cut where the memory is reset: [[1..M], [M+1..2M], ...]; random sampling has no memory at all."""
-    every = 1 if method == "random" else calls if restart == "never" else restart
-    return [range(first, min(first + every, calls + 1)) for first in range(1, calls + 1, every)]
+def segments(K, M):
+    """The steps 1..K (line 4), cut where line 5 restarts: [1..M], [M+1..2M], ..."""
+    return [range(first, min(first + M, K + 1)) for first in range(1, K + 1, M)]
 
 
 def cplus(records):
-    """C+ (lines 3 and 12) of `records` in order of problem and step; of equal responses it holds the first."""
-    seen, kept = set(), []
+    """C+ of `records`, which are in order of problem and step (lines 3 and 12)."""
+    successes, responses = [], set()                           # line 3
     for record in records:
-        said = (record["problem"], record["response"])
-        if record["reward"] == 1 and not record["truncated"] and said not in seen:
-            seen.add(said)
-            kept.append(record)
-    return kept
+        response = record["problem"], record["response"]
+        # An answer that was there before would only make its like be drawn more often.
+        if record["reward"] == 1 and not record["truncated"] and response not in responses:
+            responses.add(response)
+            successes.append(record)                           # line 12
+    return successes
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The run around it
+# --------------------------------------------------------------------------------------------------
+# One verifier call
+
+# The fields of rollouts.jsonl with the tokens of each request: prompt, completion.
+TOKEN_FIELDS = {
+    "answer": ("prompt_tokens", "completion_tokens"),
+    "draft": ("draft_prompt_tokens", "draft_tokens"),
+    "summary": ("summary_prompt_tokens", "summary_tokens"),
+    "judge": ("judge_prompt_tokens", "judge_tokens"),
+}
 
 
 class Attempt:
     """One verifier call: what it samples, what that costs, and its line of rollouts.jsonl."""
 
-    def __init__(self, run, problem, t):
-        self.run, self.problem, self.t = run, problem, t
-        self.samples = {}  # "draft" | "summary" | "answer" | "judge" -> engines.base.Sample
-        self.begin = time.time()
+    def __init__(self, run, x, t):
+        self.run, self.x, self.t = run, x, t
+        self.samples = {}  # request ("answer", "draft", "summary", "judge") -> engines.base.Sample
+        self.verdict = None
+        self.started = time.time()
+        self.sampled = None
 
-    async def sample(self, kind, messages, max_tokens=None):
-        """y ~ policy(. | messages), seeded with (run seed, problem, step, kind); earlier steps first in the queue."""
-        run, s = self.run, self.run.settings
-        self.samples[kind] = await run.engine.sample(
-            run.engine.encode(messages), seed=request_seed(run.args.seed, self.problem.id, self.t, kind),
-            max_tokens=max_tokens or s.max_tokens, temperature=s.temperature, top_p=s.top_p,
-            adapter=run.trainer and run.trainer.adapter(), priority=self.t)
-        return self.samples[kind]
+    def seed(self, request):
+        return request_seed(self.run.args.seed, self.x.id, self.t, request)
+
+    async def sample(self, request, messages, max_tokens=None):
+        """y ~ policy(. | messages). request: "answer", "draft" or "summary"."""
+        engine, s, trainer = self.run.engine, self.run.settings, self.run.trainer
+        # A seed for each request: its noise does not depend on what else is in the batch.
+        # logprobs_mode="processed_logprobs" (engines/): mu of Eq. 3 is after temperature and top-p.
+        # Priority by step: pass@k ends at the last step that all problems have completed.
+        y = await engine.sample(
+            engine.encode(messages), seed=self.seed(request), max_tokens=max_tokens or s.max_tokens,
+            temperature=s.temperature, top_p=s.top_p, priority=self.t,
+            adapter=trainer.adapter() if trainer else None)
+        self.samples[request] = y
+        return y
 
     async def verify(self, y):
-        """-> the Verdict on the answer y."""
-        self.sampled = time.time()
-        verdict, self.samples["judge"] = await verifiers.grade(
-            self.problem, y.text, y.truncated(self.run.settings.max_tokens), self.run.engine, self.run.graders)
-        return verdict
+        """-> (r, f) of the answer y; the whole verdict goes into the record."""
+        run, self.sampled = self.run, time.time()
+        self.verdict, self.samples["judge"] = await verifiers.grade(
+            self.x, y.text, y.truncated(run.settings.max_tokens), run.engine, run.graders)
+        return self.verdict.reward, self.verdict.feedback
 
-    def record(self, context, y, verdict, tail):
-        """The line of rollouts.jsonl."""
-        run, (draft, summary, judge) = self.run, map(self.samples.get, ("draft", "summary", "judge"))
+    def token_counts(self):
+        """{field: tokens} of TOKEN_FIELDS; 0 for a request that was not made."""
+        counts = {}
+        for request, (prompt, completion) in TOKEN_FIELDS.items():
+            sample = self.samples.get(request)
+            counts[prompt] = sample.prompt_tokens if sample else 0
+            counts[completion] = len(sample.token_ids) if sample else 0
+        return counts
 
-        def cost(kind, sample):
-            return {f"{kind}prompt_tokens": sample.prompt_tokens if sample else 0,
-                    f"{kind or 'completion_'}tokens": len(sample.token_ids) if sample else 0}
+    def record(self, c, y_hat):
+        """The line of rollouts.jsonl; y_hat: what the next context shows of the answer to c."""
+        run, x, y = self.run, self.x, self.samples["answer"]
+        draft, summary = self.samples.get("draft"), self.samples.get("summary")
         return {
-            "problem": self.problem.id, "bench": self.problem.bench, "method": run.args.method, "step": self.t,
-            "restart": draft is not None, "updates": run.trainer.done if run.trainer else 0, "context": context,
-            "response": y.text, "tail": tail, "draft": draft and draft.text, "summary": summary and summary.text,
-            **cost("", y), **cost("draft_", draft), **cost("summary_", summary), **cost("judge_", judge),
-            "finish_reason": y.finish_reason, "truncated": y.truncated(run.settings.max_tokens),
-            **dataclasses.asdict(verdict),  # reward, correct, feedback, signature, fault
-            "seed": request_seed(run.args.seed, self.problem.id, self.t, "answer"),
-            "sample_seconds": round(self.sampled - self.begin, 3),
-            "verify_seconds": round(time.time() - self.sampled, 3), "elapsed_seconds": round(run.elapsed(), 3)}
+            "problem": x.id, "bench": x.bench, "method": run.args.method, "step": self.t,
+            "restart": draft is not None,
+            "updates": run.trainer.done if run.trainer else 0,
+            "context": c, "response": y.text,
+            "tail": y_hat if len(y.token_ids) > run.args.tail else None,
+            "draft": draft.text if draft else None,
+            "summary": summary.text if summary else None,
+            **self.token_counts(),
+            "finish_reason": y.finish_reason,
+            "truncated": y.truncated(run.settings.max_tokens),
+            **dataclasses.asdict(self.verdict),  # reward, correct, feedback, signature, fault
+            "seed": self.seed("answer"),
+            "sample_seconds": round(self.sampled - self.started, 3),
+            "verify_seconds": round(time.time() - self.sampled, 3),
+            "elapsed_seconds": round(run.elapsed(), 3),
+        }
 
 
-@dataclasses.dataclass
+# --------------------------------------------------------------------------------------------------
+# The run around it
+
+
+@dataclass(frozen=True)
+class ExploreArgs:
+    """What to explore, resolved from the command line; the flags of the engine are in Settings."""
+    bench: str                      # name, or FILE.jsonl
+    split: str = "test"
+    data: str | None = None         # a local copy of the bench
+    method: str = "leaf"            # "leaf" | "random"
+    memory: str = "leaf"            # this one and the next: the ablations of App. G.2
+    compress: str = "tail"
+    calls: int = 24                 # K
+    restart: int | str = 5          # M, or "never"
+    tail: int = 2000                # L, tokens
+    seed: int = 1
+    limit: int | None = None        # problems
+    gpu_hours: float | None = 5.0   # None: no cap
+    update_every: int | None = None  # steps (App. G.3)
+    out: str = "out"
+
+    def steps_a_segment(self):
+        """M of `segments`: random sampling has no memory at all."""
+        if self.method == "random":
+            return 1
+        return self.calls if self.restart == "never" else self.restart
+
+    def changes_memory(self):
+        return self.memory != "leaf" or self.compress != "tail"
+
+    def opening(self, family, x):
+        """The plain prompt x of this run."""
+        return ablations.opening(x, family, self.compress, self.tail)
+
+
+@dataclass
 class Run:
     """What the coroutines of one exploration share."""
-    args: argparse.Namespace
+    args: ExploreArgs
     settings: engines.Settings
     engine: engines.base.Engine
     graders: verifiers.Graders
-    journal: object                                # rollouts.jsonl, open for appending
-    done: dict                                     # (problem id, step) -> record
-    clock: float                                   # seconds that earlier sessions of this run took
-    bar: tqdm = None
-    trainer: policy.Trainer = None                 # with --update-every
-    tokens: int = 0                                # sampled in this session
-    begin: float = dataclasses.field(default_factory=time.time)
-    failed: dict = dataclasses.field(default_factory=dict)  # problem id -> why it cannot go on
+    journal: TextIO                              # rollouts.jsonl, open for appending
+    records: dict[tuple[str, int], dict]         # (problem id, step) -> line of rollouts.jsonl
+    earlier_seconds: float                       # that earlier sessions of this run took
+    bar: tqdm | None = None
+    trainer: "policy.Trainer | None" = None      # with --update-every
+    tokens: int = 0                              # sampled in this session
+    started: float = field(default_factory=time.time)
+    failures: dict[str, str] = field(default_factory=dict)  # problem id -> why it cannot go on
 
-    def __post_init__(self):
-        changed = ablations.explore_segment if ablations.changes_memory(self.args) else explore_segment
-        self.segment = random_segment if self.args.method == "random" else changed
+    def attempt(self, x, t):
+        return Attempt(self, x, t)
 
-    def attempt(self, problem, t):
-        return Attempt(self, problem, t)
-
-    def tail(self, sample):
-        return tail(sample, self.args.tail, self.engine.tokenizer)
+    def memory(self, x, t):
+        """(y_hat, r, f) of the answer at step t."""
+        record = self.records[x.id, t]
+        y_hat = record["response"] if record["tail"] is None else record["tail"]
+        return y_hat, record["reward"], record["feedback"]
 
     def keep(self, record):
         """A verifier call counts from here on: its line is with the operating system."""
-        self.done[record["problem"], record["step"]] = record
-        self.tokens += sum(record[name] for name in ("completion_tokens", "draft_tokens", "summary_tokens",
-                                                     "judge_tokens"))
+        self.records[record["problem"], record["step"]] = record
+        self.tokens += sum(record[completion] for _, completion in TOKEN_FIELDS.values())
         journal.append(self.journal, record)
-        show_progress(self)
-        return record
+        self.show_progress()
+        return record  # to the ablations, whose memory it is
+
+    def fail(self, x, error):
+        """Note, and say once, that no further step of x can be sampled."""
+        if x.id not in self.failures:
+            self.failures[x.id] = str(error)
+            tqdm.write(f"Problem {x.id} cannot go on: {error}", file=sys.stderr)
 
     def elapsed(self):
         """Seconds that the run has taken so far: all its sessions, start-ups included."""
-        return self.clock + self.engine.startup_seconds + time.time() - self.begin
+        return self.earlier_seconds + self.engine.startup_seconds + time.time() - self.started
+
+    def seconds_left(self):
+        """Until the cap on GPU hours (section 3.1), or None without one."""
+        if not self.args.gpu_hours:
+            return None
+        return max(0, self.args.gpu_hours * 3600 / self.engine.gpus - self.elapsed())
+
+    def show_progress(self):
+        self.bar.update()
+        if self.bar.n % 50 != 1:
+            return
+        tried = {problem for problem, _ in self.records}
+        solved = {r["problem"] for r in self.records.values() if r["correct"]}
+        rate = self.tokens / (time.time() - self.started)
+        share = len(solved) / len(tried)
+        self.bar.set_postfix_str(f"{share:.1%} solved, {rate:,.0f} tokens/s")
+
+
+def segment_function(args):
+    """What explores a segment: the method, the baseline, or an ablation of the memory."""
+    if args.method == "random":
+        return random_segment
+    return ablations.explore_segment if args.changes_memory() else explore_segment
 
 
 async def explore(run, problems):
-    """All segments of all problems, the earliest steps first, at most as many in flight as keep the engine full.
+    """Line 2: all problems in parallel. -> whether the cap on GPU hours ended the run.
 
-    Returns whether the GPU-hour cap (section 3.1) ended the run.
+    All segments of all problems, the earliest steps first, at most as many in flight as keep the
+    engine full.
     """
-    places = asyncio.Semaphore(2 * run.engine.slots)  # half of them may be with the graders
+    explore_steps = segment_function(run.args)
+    # Twice what the engine samples at a time, as half of them may be with the graders.
+    in_flight = asyncio.Semaphore(2 * run.engine.slots)
 
-    async def admitted(problem, steps):
-        async with places:
+    async def admit(x, steps):
+        async with in_flight:
             try:
-                await run.segment(run, problem, steps)
+                await explore_steps(run, x, steps)
             except ContextTooLong as error:
-                if problem.id not in run.failed:
-                    run.failed[problem.id] = str(error)
-                    tqdm.write(f"Problem {problem.id} cannot go on: {error}", file=sys.stderr)
+                run.fail(x, error)
 
-    cut = segments(run.args.method, run.args.calls, run.args.restart)
+    every_segment = segments(run.args.calls, run.args.steps_a_segment())
     if run.trainer:
-        async def update(number, last):
-            """On what C+ holds up to step `last`: a run that goes on has more."""
-            so_far = [line for line in cplus_lines(run, problems) if line["step"] <= last]
-            await distill.train_on_all(run.trainer, number, so_far)
-        work = [ablations.step_by_step(run, problems, cut, admitted, update)]
+        update = functools.partial(train_on_cplus, run, problems)
+        work = [ablations.step_by_step(run, problems, every_segment, admit, update)]
     else:
-        work = [admitted(problem, steps) for steps in cut for problem in problems
-                if any((problem.id, t) not in run.done for t in steps)]
-    cap = run.args.gpu_hours and max(0, run.args.gpu_hours * 3600 / run.engine.gpus - run.elapsed())
-    return await side_by_side(work, cap)
+        work = [admit(x, steps) for steps in every_segment for x in problems
+                if any((x.id, t) not in run.records for t in steps)]
+    return await side_by_side(work, run.seconds_left())
 
 
-def show_progress(run):
-    run.bar.update()
-    if run.bar.n % 50 == 1:
-        solved = len({problem for (problem, _), record in run.done.items() if record["correct"]})
-        share, rate = solved / len({problem for problem, _ in run.done}), run.tokens / (time.time() - run.begin)
-        run.bar.set_postfix_str(f"{share:.1%} solved, {rate:,.0f} tokens/s")
+async def train_on_cplus(run, problems, number, last_step):
+    """Update `number` (App. G.3), on what C+ holds up to `last_step`: a resumed run has more."""
+    import distill
+    lines = [line for line in cplus_lines(run, problems) if line["step"] <= last_step]
+    await distill.train_on_all(run.trainer, number, lines)
 
 
-def begin(args, how, settings, problems):
-    """Open the run's files, or those of the run that goes on. -> ({(problem id, step): record}, rollouts.jsonl)."""
-    flags = ("bench", "split", "data", "method", "memory", "compress", "calls", "restart", "tail", "seed", "limit",
-             "gpu_hours", "update_every")
-    kept, growable = {name: getattr(args, name) for name in flags}, ("calls", "limit", "gpu_hours")
-    if args.update_every:  # another problem would have needed the adapters of the steps that are over
-        kept |= {name: getattr(how, name) for name in ("lr", "tau", "divergence")}
-        growable = ("calls", "gpu_hours")
-    return journal.open_rollouts(args.out, kept | dataclasses.asdict(settings), growable, problems)
+def cplus_lines(run, problems):
+    """The lines of cplus.jsonl."""
+    s, steps = run.settings, range(1, run.args.calls + 1)
+    decoding = {"temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens}
+    openings = {x.id: run.args.opening(s.family, x) for x in problems}
+    places = [(x.id, t) for x in problems for t in steps]
+    successes = cplus(run.records[place] for place in places if place in run.records)
+    return [{
+        "problem": r["problem"], "bench": r["bench"],
+        "model": s.model, "family": s.family, "decoding": decoding,
+        "opening": openings[r["problem"]], "context": r["context"], "response": r["response"],
+        "step": r["step"],
+    } for r in successes]
 
 
-async def main_async(args, how, settings, problems, records, file):
-    """Start the engine and the graders, explore, and end both. -> (run, capped)."""
-    engine = await engines.start(settings, adapters=bool(args.update_every), folder=args.out)
-    run = Run(args, settings, engine, verifiers.Graders(), file, records,
-              clock=max((r["elapsed_seconds"] for r in records.values()), default=0.0))
-    run.bar = tqdm(total=len(problems) * args.calls, initial=len(records), unit="call", disable=None)
+async def run_engine(args, settings, update, problems, files):
+    """Start the engine and the graders, explore, and end both. -> (run, whether the cap ended it).
+
+    update: UpdateArgs with --update-every, else None; files: the result of `open_files`.
+    """
+    records, file = files
+    engine = await engines.start(settings, adapters=update is not None, folder=args.out)
+    earlier_seconds = max((r["elapsed_seconds"] for r in records.values()), default=0.0)
+    run = Run(args, settings, engine, verifiers.Graders(), file, records, earlier_seconds)
+    run.bar = tqdm(total=len(problems) * args.calls, initial=len(records), unit="call",
+                   disable=None)
     try:
-        if args.update_every:
-            openings = [ablations.opening(args, settings.family, p) for p in problems]
-            run.trainer = ablations.start_trainer(run, how, openings)
+        if update:
+            openings = [args.opening(settings.family, x) for x in problems]
+            run.trainer = ablations.start_trainer(run, update, openings)
         return run, await explore(run, problems)
     finally:
         run.bar.close()
@@ -251,88 +355,151 @@ async def main_async(args, how, settings, problems, records, file):
         engine.close()
 
 
-def cplus_lines(run, problems):
-    """The lines of cplus.jsonl."""
-    steps, s = range(1, run.args.calls + 1), run.settings
-    decoding = {"temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens}
-    openings = {p.id: ablations.opening(run.args, s.family, p) for p in problems}
-    return [{"problem": r["problem"], "bench": r["bench"], "model": s.model, "family": s.family, "decoding": decoding,
-             "opening": openings[r["problem"]], "context": r["context"], "response": r["response"], "step": r["step"]}
-            for r in cplus(run.done[p.id, t] for p in problems for t in steps if (p.id, t) in run.done)]
+# --------------------------------------------------------------------------------------------------
+# Its files and its results
 
 
-def finish(run, problems, kept, capped):
-    """Results into explore.json and onto the screen."""
-    attempts = {p.id: {} for p in problems} | measures.by_problem(run.done.values())  # some may have no answer yet
-    last = measures.complete_steps(attempts)
-    faults = sum(r["fault"] is not None for r in run.done.values())
-    result = {"problems": len(problems), "answers": len(run.done), "startup_seconds": run.engine.startup_seconds,
-              "wall_seconds": run.elapsed() - run.engine.startup_seconds, "gpus": run.engine.gpus,
-              "parameters": run.engine.parameters, "faults": faults, "complete_steps": last, "capped": capped,
-              "failed": run.failed}
+def open_files(args, settings, update, problems):
+    """Open the files of the run in --out, a new one or one that goes on.
+
+    -> ({(problem id, step): record}, rollouts.jsonl). Errors: BadInput, if it is another run's.
+    """
+    names = ("bench", "split", "data", "method", "memory", "compress", "calls", "restart", "tail",
+             "seed", "limit", "gpu_hours", "update_every")
+    values = {name: getattr(args, name) for name in names}
+    growable = ("calls", "limit", "gpu_hours")
+    if update:
+        values |= {"lr": update.lr, "tau": update.tau, "divergence": update.divergence}
+        # Another problem would have needed the adapters of the steps that are over.
+        growable = ("calls", "gpu_hours")
+    values |= dataclasses.asdict(settings)
+    return journal.open_rollouts(args.out, values, growable, problems)
+
+
+def write_result(run, attempts, is_capped):
+    """Into explore.json. attempts: {problem id: {step: record}}. -> the result."""
+    engine = run.engine
+    result = {
+        "problems": len(attempts), "answers": len(run.records),
+        "startup_seconds": engine.startup_seconds,
+        "wall_seconds": run.elapsed() - engine.startup_seconds,
+        "gpus": engine.gpus, "parameters": engine.parameters,
+        "faults": sum(r["fault"] is not None for r in run.records.values()),
+        "complete_steps": measures.complete_steps(attempts), "capped": is_capped,
+        "failed": run.failures,
+    }
     path = os.path.join(run.args.out, "explore.json")
     journal.write_json(path, journal.read_json(path) | {"result": result})
-    if capped:
-        print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have {last} calls.")
+    return result
+
+
+def print_result(run, attempts, result):
+    faults, last_step = result["faults"], result["complete_steps"]
+    if result["capped"]:
+        print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have "
+              f"{last_step} calls.")
     if faults:
-        print(f"The verifier itself failed on {faults} answers, which count as wrong (field \"fault\").")
-    if last:
-        passed, accuracy = measures.pass_curve(attempts, last), measures.per_answer_curve(attempts, last, "correct")
-        print(f"pass@{last} {passed[-1]:.1%}, mean accuracy {accuracy[-1]:.1%}, "
-              f"{len(run.done)} answers in {run.elapsed():.0f} s")
-    print(f"C+ holds {len(kept)} contexts of {len({r['problem'] for r in kept})} problems: "
-          f"{os.path.join(run.args.out, 'cplus.jsonl')}")
-    if run.failed:
+        print(f"The verifier itself failed on {faults} answers, which count as wrong "
+              '(field "fault").')
+    if last_step:
+        passed = measures.pass_curve(attempts, last_step)
+        accuracy = measures.per_answer_curve(attempts, last_step, "correct")
+        print(f"pass@{last_step} {passed[-1]:.1%}, mean accuracy {accuracy[-1]:.1%}, "
+              f"{len(run.records)} answers in {run.elapsed():.0f} s")
+
+
+def finish(run, problems, is_capped):
+    """Write C+ and the result, and print them. Errors: BadInput, if some problems lack calls."""
+    path, lines = os.path.join(run.args.out, "cplus.jsonl"), cplus_lines(run, problems)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    journal.write_bytes(path, text.encode())
+    # Some problems may have no answer yet.
+    attempts = {x.id: {} for x in problems} | measures.by_problem(run.records.values())
+    print_result(run, attempts, write_result(run, attempts, is_capped))
+    solved = {line["problem"] for line in lines}
+    print(f"C+ holds {len(lines)} contexts of {len(solved)} problems: {path}")
+    if run.failures:
         raise BadInput(
-            f"{len(run.failed)} of {len(problems)} problems have contexts longer than the model's window (explore.json "
-            "names them), and lack calls: use a longer window or a smaller --tail, in another --out.")
+            f"{len(run.failures)} of {len(problems)} problems have contexts longer than the "
+            "model's window (explore.json names them), and lack calls: use a longer window or a "
+            "smaller --tail, in another --out.")
+
+
+# --------------------------------------------------------------------------------------------------
+# Command line
+
+
+def restart_interval(text):
+    """argparse type: M, or "never"."""
+    return text if text == "never" else flags.positive_int(text)
+
+
+def add_arguments(parser):
+    add = parser.add_argument
+    add("--bench", required=True,
+        help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
+    add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
+    add("--data", help="local copy of the bench in its upstream format")
+    add("--method", choices=["leaf", "random"], default="leaf")
+    add("--memory", choices=ablations.MEMORIES, default="leaf",
+        help="what a carry step's context holds (App. G.2)")
+    add("--compress", choices=ablations.COMPRESSIONS, default="tail",
+        help="how the memory shows a response of more than L tokens (Table 24)")
+    add("--calls", type=flags.positive_int, help="K, calls a problem (default: 24; train: 20)")
+    add("--restart", type=restart_interval, default=5, metavar="M|never",
+        help="the memory is reset every M steps")
+    add("--tail", type=flags.positive_int, default=2000,
+        help="L, tokens of a longer response that the memory keeps")
+    add("--seed", type=flags.positive_int, default=1, help="run seed")
+    add("--limit", type=flags.positive_int, help="only the first N problems")
+    add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
+    add("--out", default="out", help="folder of the run")
+    engines.add_arguments(parser)
+    group = parser.add_argument_group("updates between the steps (App. G.3)")
+    group.add_argument("--update-every", type=flags.positive_int, metavar="N",
+                       help="update the policy after every N steps")
+    flags.add_update_arguments(group, lr=1e-6)
+
+
+def parse(argv):
+    """-> (ExploreArgs, engines.Settings, UpdateArgs or None). Errors: BadInput."""
+    parser = argparse.ArgumentParser(
+        description="Explore with a memory for each problem (Algorithm 1, lines 1-12).")
+    add_arguments(parser)
+    given = parser.parse_args(argv)
+    ablations.check(given, parser)
+    values = {f.name: getattr(given, f.name) for f in dataclasses.fields(ExploreArgs)}
+    is_training = given.split == "train"
+    values["calls"] = given.calls or (20 if is_training else 24)
+    values["gpu_hours"] = given.gpu_hours or (None if is_training else 5.0)
+    # Beside the updates the engine leaves room for the trainer.
+    gpu_memory = 0.4 if given.update_every else 0.9
+    settings = engines.settings(given, given.bench, gpu_memory=gpu_memory)
+    update = None
+    if given.update_every:
+        update = flags.update_args(given, settings.temperature, given.bench)
+    return ExploreArgs(**values), settings, update
+
+
+def announce(args, settings, problems, records):
+    split = f" {args.split}" if args.bench in benches.BENCHES else ""
+    print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, "
+          f"{args.method}; {engines.describe(settings)}", flush=True)
+    if records:
+        print(f"{len(records)} answers are there already; the run goes on.", flush=True)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Explore with a memory for each problem (Algorithm 1, lines 1-12).")
-    parser.add_argument("--bench", required=True,
-                        help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
-    parser.add_argument("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
-    parser.add_argument("--data", help="local copy of the bench in its upstream format")
-    parser.add_argument("--method", choices=["leaf", "random"], default="leaf")
-    parser.add_argument("--memory", choices=["leaf", "no-response", "no-feedback", "last3"], default="leaf",
-                        help="what a carry step's context holds (App. G.2)")
-    parser.add_argument("--compress", choices=["tail", "none", "head-tail", "summary", "block", "low-logprob"],
-                        default="tail", help="how the memory shows a response of more than L tokens (Table 24)")
-    parser.add_argument("--calls", type=engines.positive_int, help="K, calls a problem (default: 24; train: 20)")
-    parser.add_argument("--restart", default=5, metavar="M|never", help="the memory is reset every M steps",
-                        type=lambda text: text if text == "never" else engines.positive_int(text))
-    parser.add_argument("--tail", type=engines.positive_int, default=2000,
-                        help="L, tokens of a longer response that the memory keeps")
-    parser.add_argument("--seed", type=engines.positive_int, default=1, help="run seed")
-    parser.add_argument("--limit", type=engines.positive_int, help="only the first N problems")
-    parser.add_argument("--gpu-hours", type=policy.above_zero, help="stop after so many (default: 5; train: no cap)")
-    parser.add_argument("--out", default="out", help="folder of the run")
-    engines.add_arguments(parser)
-    group = parser.add_argument_group("updates between the steps (App. G.3)")
-    group.add_argument("--update-every", type=engines.positive_int, metavar="N",
-                       help="update the policy after every N steps")
-    policy.add_arguments(group, lr=1e-6)
-    args = parser.parse_args(argv)
-    ablations.check(args, parser)
-    args.calls = args.calls or (20 if args.split == "train" else 24)
-    args.gpu_hours = args.gpu_hours or (None if args.split == "train" else 5.0)
-    settings = engines.settings(args, args.bench, gpu_memory=0.4 if args.update_every else 0.9)
-    how = policy.update_args(args, settings, args.bench) if args.update_every else None
+    args, settings, update = parse(argv)
     problems = benches.load(args.bench, args.split, args.data, args.limit)
-    with journal.hold(args.out):
-        records, file = begin(args, how, settings, problems)
-        split = f" {args.split}" if args.bench in benches.BENCHES else ""
-        print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, {args.method}; "
-              f"{engines.describe(settings)}", flush=True)
-        if records:
-            print(f"{len(records)} answers are there already; the run goes on.", flush=True)
-        with file, journal.stoppable(f"Stopped. Every graded answer is in {file.name}; the same command goes on."):
-            run, capped = asyncio.run(main_async(args, how, settings, problems, records, file))
-        kept = cplus_lines(run, problems)
-        cplus_text = "".join(json.dumps(line) + "\n" for line in kept)
-        journal.write_bytes(os.path.join(args.out, "cplus.jsonl"), cplus_text.encode())
-        finish(run, problems, kept, capped)
+    with journal.lock(args.out):
+        records, file = open_files(args, settings, update, problems)
+        announce(args, settings, problems, records)
+        sentence = f"Stopped. Every graded answer is in {file.name}; the same command goes on."
+        with file, journal.stoppable(sentence):
+            work = run_engine(args, settings, update, problems, (records, file))
+            run, is_capped = asyncio.run(work)
+        finish(run, problems, is_capped)
 
 
 if __name__ == "__main__":

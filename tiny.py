@@ -258,11 +258,11 @@ def main(argv=None):
         help="the demo and five ablations for seeds 1..N, each in OUT/seed_K")
     args = parser.parse_args(argv)
     begin, demo = time.time(), Demo(args.out, args.seed)
-    with journal.hold(args.out):
+    with journal.lock(args.out):
         if args.seeds:
             run_seeds(args.out, args.seeds)
             return
-        journal.begin(demo.path("tiny.json"), {"seed": args.seed})
+        journal.keep_settings(demo.path("tiny.json"), {"seed": args.seed})
         if args.ablations:
             ablate(demo)
             print(f"\nPlot: {demo.path('ablations.png')}   {time.time() - begin:.0f} s in all")

@@ -1,4 +1,4 @@
-"""Flags that several scripts share: types for argparse, and how an update is made. Loads no torch, so --help is quick."""
+"""Flags that several scripts share: types for argparse, and how an update is made. Without torch: --help is quick."""
 import argparse
 import contextlib
 import math

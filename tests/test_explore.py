@@ -336,8 +336,8 @@ def test_the_cap_ends_a_run_in_good_order(monkeypatch, tmp_path, capsys):
 
 
 def test_one_run_holds_the_folder(monkeypatch, tmp_path):
-    with journal.hold(str(tmp_path / "out")), pytest.raises(BadInput, match="another run holds the folder"):
-        journal.hold(str(tmp_path / "out")).__enter__()
+    with journal.lock(str(tmp_path / "out")), pytest.raises(BadInput, match="another run holds the folder"):
+        journal.lock(str(tmp_path / "out")).__enter__()
     run(monkeypatch, tmp_path, number_script)
 
 
