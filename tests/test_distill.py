@@ -495,7 +495,7 @@ def test_a_gradient_that_is_not_finite_is_never_kept(cplus, tmp_path, scripted):
 
 def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scripted, monkeypatch):
     """A machine that goes down may lose what was never synchronized: not a line of a step that it keeps."""
-    out, synced, fsync, save = tmp_path / "out", {}, os.fsync, policies.save
+    out, synced, fsync, save = tmp_path / "out", {}, os.fsync, policies.save_checkpoint
 
     def noted(fd):
         synced[os.fstat(fd).st_ino] = os.fstat(fd).st_size
