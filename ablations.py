@@ -176,11 +176,10 @@ def start_trainer(run, update, openings):
     steps = max((step for _, step in run.records), default=0)
     used = max((r["updates"] for r in run.records.values()), default=0)
     if not used <= newest <= steps // run.args.update_every:
-        raise BadInput(f"{adapters} holds update {newest}, which is not that of rollouts.jsonl: one "
-                       "of them is of another run; name another folder with --out.")
-    journals = policy.go_on(folder, newest)
-    return policy.start_trainer(update, run.args.seed, run.settings, run.engine, openings, folder,
-                                journals)
+        raise BadInput(f"{adapters} holds update {newest}, which is not that of rollouts.jsonl: "
+                       "one of them is of another run; name another folder with --out.")
+    files = policy.resume(folder, newest)
+    return policy.start_trainer(update, run.args.seed, run.settings, run.engine, openings, files)
 
 
 async def step_by_step(run, problems, segments, admit, update):

@@ -1,282 +1,371 @@
-"""Self-distillation of what the memory gave: Algorithm 1, lines 13-16 (section 2.3, App. B.4, G.3-G.5).
+"""Self-distillation of what the memory gave: Algorithm 1, lines 13-16 (section 2.3, App. B.4).
 
-    python distill.py --cplus out/cplus.jsonl                         # S = 20 steps of 128 problems, one GPU
-    torchrun --nproc_per_node 8 distill.py --cplus out/cplus.jsonl    # sharded (FSDP2); each rank samples its share
+    python distill.py --cplus out/cplus.jsonl                        # S = 20 steps of 128 problems
+    torchrun --nproc_per_node 8 distill.py --cplus out/cplus.jsonl   # sharded over 8 GPUs (FSDP2)
 
-Student: the policy on the plain prompt. Teacher: the same current policy, adapter included, on a context after which it
+Student: the policy on the plain prompt. Teacher: the same policy on a context after which it
 answered correctly. Both see the student's own sampled tokens. Only the LoRA adapter is trained.
 
-Writes adapter/ (PEFT format, the newest), adapter/step_K/ (the last two, with what a resume needs), distill.jsonl (a
-line of metrics per step), samples.jsonl (the student's responses) and distill.json into --out. The same command goes on
-where a run stopped, on any number of ranks; a larger --steps extends it.
+Writes adapter/ (PEFT), adapter/step_K/, distill.jsonl (metrics), samples.jsonl and distill.json to
+--out. The same command goes on where a run stopped, on any number of ranks, or to larger --steps.
 """
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 import random
+from dataclasses import asdict, astuple, dataclass
 
 import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import ablations
-from common import journal
+import policy as policies
+from common import flags, journal, ranks
 from common.errors import BadInput, read_jsonl
-from common.ranks import gathered, join_ranks, print_once, rank_and_world, run_rank, together
 from engines.base import Sample, request_seed
 from loss import distill_loss
-from policy import add_arguments, go_on, merge, newest_step, start_trainer, update_args
-
 import numpy as np
 import torch
-from tqdm import tqdm
 
-
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Algorithm 1
 
 
 async def distill(trainer, problems, contexts, steps, batch_size):
-    """Lines 13-16. problems: {x: its lines of cplus.jsonl}; contexts: {x: what its teacher is conditioned on}."""
-    names = list(problems)
-    for step in range(trainer.done + 1, steps + 1):                                                 # line 13
-        batch = [(names[i], k) for i, k in batch_indices(step, batch_size, len(names), trainer.seed)]   # line 14
+    """problems: {id of x: its lines of cplus.jsonl}; contexts: {id of x: C+(x)}; steps: S."""
+    ids = list(problems)
+    for step in range(trainer.done + 1, steps + 1):                                # line 13
+        indices = batch_indices(step, batch_size, len(ids), trainer.seed)
+        batch = [(ids[i], occurrence) for i, occurrence in indices]                # line 14
         await train_step(trainer, step, batch, problems, contexts)
 
 
-async def train_on_all(trainer, step, lines):
-    """Lines 15 and 16 for every problem that `lines` of cplus.jsonl hold, once each (App. G.3); for none, nothing."""
-    problems = {}
-    for line in lines:
-        problems.setdefault(line["problem"], []).append(line)
-    if problems:
-        await train_step(trainer, step, [(problem, 0) for problem in problems], problems, contexts=problems)
-
-
 async def train_step(trainer, step, batch, problems, contexts):
-    """Lines 15 and 16 for one batch of (problem id, occurrence)."""
-    with trainer.sampling():
+    """One step on a batch of (id of x, occurrence); explore.py takes some too (App. G.3)."""
+    with trainer.sampling(batch):
         rows = await asyncio.gather(*(student_row(trainer, step, *x, problems, contexts)
-                                      for x in trainer.share(batch)))                               # line 15
-    metrics = update(trainer.policy, trainer.optimizer, rows, trainer.args)                         # line 16
-    trainer.commit(step, batch, rows, metrics)  # journals, then the checkpoint: from here on the step counts
+                                      for x in trainer.share(batch)))              # line 15
+    metrics = update(trainer.policy, trainer.optimizer, rows, trainer.args)        # line 16
+    # Journals, then the checkpoint. A run that stops before it repeats the step with its seeds.
+    trainer.commit(step, batch, rows, metrics)
 
 
 async def student_row(trainer, step, problem, occurrence, problems, contexts):
-    """c ~ Unif(C+(x)), y ~ policy(. | x): the student never sees c."""
-    lines = problems[problem]
-    drawn = draw_context(contexts[problem], trainer.seed, step, problem, occurrence)
-    opening, context = (trainer.engine.encode(messages) for messages in (lines[0]["opening"], drawn["context"]))
+    """c ~ Unif(C+(x)), y ~ policy(. | x), for one x of the batch."""
+    first, encode = problems[problem][0], trainer.engine.encode
+    draw = draw_context(contexts[problem], trainer.seed, step, problem, occurrence)
+    x, c = encode(first["opening"]), encode(draw["context"])                       # token ids
+    # The student never sees c: in use there is no memory, so it must learn to answer from x alone.
     seed = request_seed(trainer.seed, problem, step, f"student {occurrence}")
-    y = await trainer.sample(opening, seed, problem)
-    return Row(opening, context, y, problem, lines[0]["bench"], occurrence, drawn["step"], seed)
+    y = await trainer.sample(x, seed, problem)
+    return Row(x, c, y, problem, first["bench"], occurrence, draw["step"], seed)
 
 
 def batch_indices(step, size, count, seed):
-    """Problems of update step `step` (from 1): a cut of one endless stream, permutation after permutation of them all.
+    """[(index, occurrence)] of step 1, 2, ...: a cut of one endless stream of permutations.
 
-    Returns [(index, occurrence)]: a batch that spans two epochs may hold a problem twice; its second occurrence is 1.
-    The permutation of epoch e is seeded with the schedule seed + e; run seed s has schedule seed (s - 1) * 10^8.
+    Epoch e has seed (run seed - 1) * 10^8 + e. A batch over two epochs may hold a problem twice.
     """
     batch = []
     for position in range((step - 1) * size, step * size):
         epoch, place = divmod(position, count)
-        index = int(np.random.default_rng((seed - 1) * 10**8 + epoch).permutation(count)[place])
+        permutation = np.random.default_rng((seed - 1) * 10**8 + epoch).permutation(count)
+        index = int(permutation[place])
         batch.append((index, sum(i == index for i, _ in batch)))
     return batch
 
 
 def draw_context(contexts, seed, step, problem, occurrence=0):
-    """c ~ Unif(C+(x)): one of the list `contexts`; its place is a pure function of the list's length and the others."""
-    return random.Random(request_seed(seed, problem, step, f"context {occurrence}")).choice(contexts)
+    """One of the list `contexts`: its place follows from the list's length and the arguments."""
+    rng = random.Random(request_seed(seed, problem, step, f"context {occurrence}"))
+    return rng.choice(contexts)
 
 
-@dataclasses.dataclass
-class Row:
-    """One student response of the batch and what it is trained with."""
-    opening: list            # token ids of the plain prompt
-    context: list            # token ids of the teacher's context
-    sample: Sample
-    problem: str = ""
-    bench: str = ""
-    occurrence: int = 0
-    context_step: int = None  # of the context in C+; None for that of a failure
-    seed: int = None         # of the request
+def update(policy, optimizer, rows, args):
+    """One optimizer step on Eq. 3; rows: this rank's. -> metrics of the batch of all ranks."""
+    batches = micro_batches(rows, args.micro_tokens)
+    # Eq. 3 divides by the tokens of the whole batch, of all micro-batches and ranks. So the
+    # gradient does not depend on how the batch is cut; a mean of means would favour short answers.
+    N = sum(ranks.all_gather([sum(len(row.y.token_ids) for row in rows)]))
+    # A sharded model needs all ranks at each pass: one with fewer micro-batches runs empty ones.
+    passes = ranks.all_gather([len(batches)])                                      # of each rank
+    stats = Stats()
+    for batch in batches + [[]] * (max(passes) - len(batches)):
+        y, log_mu, lengths = packed(batch, policy.head.device)                     # [T], [T]
+        # The teacher is the same current policy, adapter included: what it knows more is c alone.
+        # No gradient through q, or the teacher would come down to meet the student.
+        with torch.no_grad():
+            q = policy.hidden_states([r.c + r.y.token_ids for r in batch], lengths)    # [T, d]
+        p = policy.hidden_states([r.x + r.y.token_ids for r in batch], lengths)        # [T, d]
+        # The loss makes the distributions of these states, w from p and mu, and the cap tau.
+        sums = {}
+        loss, _ = distill_loss(p, q, policy.head, y, log_mu, temperature=policy.temperature,
+                               kind=args.divergence, tau=args.tau, stats=sums)     # sum of w_i D_i
+        # FSDP averages gradients over the ranks: times their number gives the sum.
+        (loss * len(passes) / N).backward()                                        # Eq. 3
+        stats += Stats.of(loss, sums)
+    grad_norm = policy.clip_gradients(args.max_grad_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return stats.metrics(N, len(policy.head), grad_norm)
 
-    def tokens(self):
-        """Tokens of the student's and the teacher's row."""
-        return len(self.opening) + len(self.context) + 2 * len(self.sample.token_ids)
 
-    def line(self, step, max_tokens):
-        """Its line of samples.jsonl."""
-        return {"step": step, "problem": self.problem, "bench": self.bench, "occurrence": self.occurrence,
-                "context_step": self.context_step, "response": self.sample.text, "prompt_tokens": len(self.opening),
-                "completion_tokens": len(self.sample.token_ids), "context_tokens": len(self.context),
-                "finish_reason": self.sample.finish_reason, "truncated": self.sample.truncated(max_tokens),
-                "seed": self.seed}
-
-
-def micro_batches(rows, budget):
-    """Cut rows into lists of at most `budget` tokens (student and teacher together; one row may be larger)."""
+def micro_batches(rows, most):
+    """Lists of rows of at most `most` tokens, student and teacher; one row may be larger."""
     batches, room = [], 0
     for row in sorted(rows, key=Row.tokens):
         if row.tokens() > room:
             batches.append([])
-            room = budget
+            room = most
         batches[-1].append(row)
         room -= row.tokens()
     return batches
 
 
-def update(policy, optimizer, rows, args):
-    """One optimizer step on Eq. 3 over the batch; `rows` is this rank's share. -> metrics of the whole batch.
+@dataclass
+class Row:
+    """One x of a batch, and what its student is trained with."""
+    x: list[int]                     # token ids of the plain prompt: the student's
+    c: list[int]                     # token ids of the teacher's context
+    y: Sample                        # the student's answer: its tokens, and log mu of each
+    problem: str = ""                # its id
+    bench: str = ""
+    occurrence: int = 0              # of the problem in the batch
+    context_step: int | None = None  # of c in C+; None for the context of a failure
+    seed: int | None = None          # of the request
 
-    The loss divides by the response tokens of the whole batch over all micro-batches and ranks, so that the gradient
-    does not depend on how the batch is cut. A rank with fewer micro-batches runs empty ones: every rank must take part
-    in every collective operation of the sharded model.
-    """
-    batches = micro_batches(rows, args.micro_tokens)
-    ranks = gathered([(len(batches), sum(len(r.sample.token_ids) for r in rows))])
-    most, total = max(count for count, _ in ranks), sum(tokens for _, tokens in ranks)
-    sums, device = np.zeros(6), policy.head.device
-    for batch in batches + [[]] * (most - len(batches)):
-        lengths = [len(r.sample.token_ids) for r in batch]
-        token_ids = torch.tensor([t for r in batch for t in r.sample.token_ids], dtype=torch.long, device=device)
-        sampler_logprobs = torch.tensor([x for r in batch for x in r.sample.logprobs], device=device)  # log mu
-        with torch.no_grad():  # q: the same current policy, adapter included
-            teacher = policy.hidden([r.context + r.sample.token_ids for r in batch], lengths)
-        student = policy.hidden([r.opening + r.sample.token_ids for r in batch], lengths)  # p
-        stats = {}
-        value, _ = distill_loss(student, teacher, policy.head, token_ids, sampler_logprobs,
-                                temperature=policy.temperature, kind=args.divergence, tau=args.tau, stats=stats)
-        (value * len(ranks) / total).backward()  # FSDP averages over the ranks: times their number gives their sum
-        weights = stats["weights"]
-        sums += [float(x) for x in (value.detach(), stats["divergence"], weights.sum(), (weights >= 2).sum(),
-                                    stats["entropy"], stats["capped_entries"])]
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    optimizer.step()
-    optimizer.zero_grad()
-    sums = (sum(gathered([sums])) / total).tolist()
-    return {"loss": sums[0], "divergence": sums[1], "mean_w": sums[2], "capped_w": sums[3], "entropy": sums[4],
-            "capped_entries": sums[5] / policy.head.shape[0], "grad_norm": float(norm), "response_tokens": total}
+    def tokens(self):
+        return len(self.x) + len(self.c) + 2 * len(self.y.token_ids)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
+# Its tensors and its numbers
+
+
+def packed(batch, device):
+    """(y, log mu, lengths): the sampled tokens of a micro-batch, one response after another."""
+    y = [token for row in batch for token in row.y.token_ids]
+    log_mu = [value for row in batch for value in row.y.logprobs]
+    assert len(y) == len(log_mu)
+    lengths = [len(row.y.token_ids) for row in batch]
+    return (torch.tensor(y, dtype=torch.long, device=device),                      # [T]
+            torch.tensor(log_mu, device=device), lengths)                          # [T]
+
+
+@dataclass
+class Stats:
+    """Sums over the response tokens of a rank."""
+    loss: float = 0.0             # w_i D_i
+    divergence: float = 0.0       # D_i
+    weights: float = 0.0          # w_i
+    capped_weights: float = 0.0   # tokens whose w_i is at the cap
+    entropy: float = 0.0          # of p, nats
+    capped_entries: float = 0.0   # entries of the vocabulary above tau
+
+    @classmethod
+    def of(cls, loss, sums):
+        """Those of a micro-batch; sums: what distill_loss puts into `stats`."""
+        w = sums["weights"]
+        return cls(float(loss.detach()), float(sums["divergence"]), float(w.sum()),
+                   float((w >= 2).sum()), float(sums["entropy"]), float(sums["capped_entries"]))
+
+    def __add__(self, other):
+        mine, theirs = astuple(self), astuple(other)
+        return Stats(*(a + b for a, b in zip(mine, theirs)))
+
+    def metrics(self, tokens, vocabulary, grad_norm):
+        """What distill.jsonl says of an update; tokens: those of the responses of all ranks."""
+        sums = sum(ranks.all_gather([self]), Stats())
+        return {
+            "loss": sums.loss / tokens, "divergence": sums.divergence / tokens,
+            "mean_w": sums.weights / tokens, "capped_w": sums.capped_weights / tokens,
+            "entropy": sums.entropy / tokens,
+            "capped_entries": sums.capped_entries / tokens / vocabulary,
+            "grad_norm": grad_norm, "response_tokens": tokens,
+        }
+
+
+# --------------------------------------------------------------------------------------------------
 # The run
 
 
-def read_cplus(path):
-    """cplus.jsonl -> {problem id: its lines}, in the order of the file; BadInput if there is nothing to learn from."""
-    problems, lines = {}, read_jsonl(path)
-    journal.check_fields(path, lines, "problem", "bench", "model", "family", "decoding", "opening", "context",
-                         "response", "step")
+async def train_on_all(trainer, step, lines):
+    """One update on every problem that `lines` of cplus.jsonl hold, once each (App. G.3)."""
+    problems = by_problem(lines)
+    if problems:
+        batch = [(problem, 0) for problem in problems]
+        await train_step(trainer, step, batch, problems, contexts=problems)
+
+
+def by_problem(lines):
+    """Lines of cplus.jsonl as {problem id: its lines}, in the order of the file."""
+    problems = {}
     for line in lines:
         problems.setdefault(line["problem"], []).append(line)
-    if not problems:
-        raise BadInput(f"{path} holds no context: no answer was right, so there is nothing to distill; explore "
-                       "with more calls, more problems or a stronger model.")
-    if len({(line["bench"], line["model"]) for lines in problems.values() for line in lines}) > 1:
-        raise BadInput(f"{path} mixes benches or models: distill each explore run by itself.")
     return problems
 
 
-async def main_async(args, how, settings, problems, contexts, journals):
+def read_cplus(path):
+    """cplus.jsonl `by_problem`. Errors: BadInput, also if there is nothing to learn from."""
+    lines = read_jsonl(path)
+    journal.check_fields(path, lines, "problem", "bench", "model", "family", "decoding", "opening",
+                         "context", "response", "step")
+    if not lines:
+        raise BadInput(f"{path} holds no context: no answer was right, so there is nothing to "
+                       "distill; explore with more calls, more problems or a stronger model.")
+    if len({(line["bench"], line["model"]) for line in lines}) > 1:
+        raise BadInput(f"{path} mixes benches or models: distill each explore run by itself.")
+    return by_problem(lines)
+
+
+async def run_engine(args, problems, contexts, files):
     """Start the engine and the trainer, distill, and end both. -> the number of GPUs."""
-    rank, world = rank_and_world()
-    with together():
-        engine = await engines.start(settings, adapters=True, folder=args.out)
-    done = newest_step(os.path.join(args.out, "adapter"))
-    bar = tqdm(total=args.steps, initial=done, unit="step", disable=None if rank == 0 else True)
+    with ranks.all_ranks_ok():
+        engine = await engines.start(args.settings, adapters=True, folder=args.out)
+    bar = policies.new_bar(args.steps, "step", initial=files.done)
     try:
         openings = [lines[0]["opening"] for lines in problems.values()]
-        trainer = start_trainer(how, args.seed, settings, engine, openings, args.out, journals)
+        trainer = policies.start_trainer(
+            args.update, args.seed, args.settings, engine, openings, files)
         trainer.bar = bar
         await distill(trainer, problems, contexts, args.steps, args.batch)
+        _, world = ranks.rank_and_world()
         return engine.gpus * world
     finally:
         bar.close()
         engine.close()
 
 
-def as_explored(args, line):
-    """Where the flags are silent: model, prompt family and decoding of the run that wrote a line of cplus.jsonl."""
-    for name, value in {"model": line["model"], "family": line["family"], **line["decoding"]}.items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+def open_files(args, contexts):
+    """The files of the run in --out, a new one or one that goes on. -> policy.Files.
 
-
-def prepare(args):
-    """Resolve flags, read files.
-
-    -> (how to update, engine settings, {problem: lines of C+}, {problem: what its teacher's contexts are drawn from}).
+    Errors: BadInput, if it is another run's, or damaged.
     """
-    problems = read_cplus(args.cplus)
+    path, folder = os.path.join(args.out, "distill.json"), os.path.join(args.out, "adapter")
+    done = policies.newest_step(folder)
+    if ranks.is_main():
+        if done and not os.path.exists(path):
+            raise BadInput(f"{folder} holds checkpoints of a run without its distill.json: name "
+                           "another folder with --out.")
+        journal.keep_settings(path, run_settings(args, contexts), growable=("steps",),
+                              empty=done == 0)
+    return policies.resume(args.out, done)
+
+
+def run_settings(args, contexts):
+    """What distill.json keeps of a run, which goes on with the same alone."""
+    # The batches and the draws depend on them: a C+ that has grown meanwhile is another run.
+    texts = {problem: [draw["context"] for draw in draws] for problem, draws in contexts.items()}
+    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+    return {
+        "cplus": args.cplus, "steps": args.steps, "batch": args.batch,
+        "lr": args.update.lr, "tau": args.update.tau, "divergence": args.update.divergence,
+        "traces": args.traces, "seed": args.seed, "contexts": digest,
+    } | asdict(args.settings)
+
+
+def run(args, problems, contexts):
+    """Begin or go on in --out, and train. Errors: BadInput."""
+    with ranks.all_ranks_ok():
+        files = open_files(args, contexts)
+    update_args = args.update
+    count = sum(len(draws) for draws in contexts.values())
+    ranks.print_once(f"distill: {len(problems)} problems, {count} contexts ({args.traces}), "
+                     f"{args.steps} steps of {args.batch}, {update_args.divergence}, "
+                     f"tau {update_args.tau:g}, lr {update_args.lr:g}; "
+                     f"{engines.describe(args.settings)}")
+    if files.done:
+        ranks.print_once(f"{files.done} steps are done already; the run goes on.")
+    if files.done < args.steps:
+        sentence = "Stopped. The steps above are kept; the same command goes on."
+        with journal.stoppable(sentence, ranks.is_main()):
+            gpus = asyncio.run(run_engine(args, problems, contexts, files))
+        if ranks.is_main():
+            path = os.path.join(args.out, "distill.json")
+            result = {"result": {"steps": args.steps, "gpus": gpus}}
+            journal.write_json(path, journal.read_json(path) | result)
+    if args.merge and ranks.is_main():
+        policies.merge(args.settings, files.folder, os.path.join(args.out, "merged"))
+    ranks.print_once(f"adapter: {files.folder}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Command line
+
+
+@dataclass(frozen=True)
+class DistillArgs:
+    """The flags, resolved."""
+    cplus: str                     # path of cplus.jsonl
+    steps: int                     # S
+    batch: int                     # problems a step
+    traces: str                    # "success" | "failure" | "random"
+    seed: int                      # of the run
+    merge: bool
+    out: str                       # folder of the run
+    settings: engines.Settings
+    update: flags.UpdateArgs
+
+
+def parser():
+    parser = argparse.ArgumentParser(
+        description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines "
+                    "13-16).")
+    add = parser.add_argument
+    add("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
+    add("--steps", type=flags.positive_int, default=20, help="S, optimizer steps")
+    add("--batch", type=flags.positive_int, default=128, help="problems a step")
+    flags.add_update_arguments(parser, lr=1e-5)
+    add("--traces", choices=["success", "failure", "random"], default="success",
+        help="the teacher's contexts (Table 5); the last two read the rollouts.jsonl beside "
+             "--cplus")
+    add("--seed", type=flags.positive_int, default=1, help="run seed")
+    add("--merge", action="store_true",
+        help="also write the model with the adapter in it: OUT/merged")
+    add("--out", default="out", help="folder of the run")
+    engines.add_arguments(parser)
+    return parser
+
+
+def parse(argv):
+    """-> (DistillArgs, what `read_cplus` gives). Errors: BadInput."""
+    given = parser().parse_args(argv)
+    problems = read_cplus(given.cplus)
     first = next(iter(problems.values()))[0]
-    as_explored(args, first)
-    if rank_and_world()[1] > 1 and args.tensor_parallel * args.data_parallel > 1:
-        raise BadInput("under torchrun each rank samples on its own GPU: leave out --tensor-parallel and "
-                       "--data-parallel.")
-    settings = engines.settings(args, first["bench"], gpu_memory=0.4)
-    how = update_args(args, settings, first["bench"])
+    # Where the flags are silent: model, prompt family and decoding as it was explored.
+    explored = {"model": first["model"], "family": first["family"], **first["decoding"]}
+    for name, value in explored.items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+    _, world = ranks.rank_and_world()
+    if world > 1 and given.tensor_parallel * given.data_parallel > 1:
+        raise BadInput("under torchrun each rank samples on its own GPU: leave out "
+                       "--tensor-parallel and --data-parallel.")
+    # Beside the updates the engine leaves room for the trainer.
+    settings = engines.settings(given, first["bench"], gpu_memory=0.4)
+    update_args = flags.update_args(given, settings.temperature, first["bench"])
+    args = DistillArgs(given.cplus, given.steps, given.batch, given.traces, given.seed,
+                       given.merge, given.out, settings, update_args)
+    return args, problems
+
+
+def teacher_draws(args, problems):
+    """{problem id: what its teacher's contexts are drawn from}. Errors: BadInput."""
     rollouts = [] if args.traces == "success" else ablations.read_rollouts(args.cplus)
-    return how, settings, problems, ablations.teacher_draws(problems, args.traces, rollouts)
-
-
-def run(args, how, settings, problems, contexts):
-    """Begin or go on in --out, and train."""
-    folder, path = os.path.join(args.out, "adapter"), os.path.join(args.out, "distill.json")
-    rank, done, journals = rank_and_world()[0], newest_step(folder), None
-    with together():
-        if rank == 0:
-            if done and not os.path.exists(path):
-                raise BadInput(f"{folder} holds checkpoints of a run without its distill.json: name another folder "
-                               "with --out.")
-            kept = {name: getattr(args, name) for name in ("cplus", "steps", "batch")}
-            kept |= {name: getattr(how, name) for name in ("lr", "tau", "divergence")}
-            drawn_from = {problem: [draw["context"] for draw in draws] for problem, draws in contexts.items()}
-            kept |= {"traces": args.traces, "seed": args.seed,
-                     "contexts": hashlib.sha256(json.dumps(drawn_from).encode()).hexdigest()[:16]}
-            journal.keep_settings(path, kept | dataclasses.asdict(settings), growable=("steps",), empty=done == 0)
-            journals = go_on(args.out, done)
-    print_once(f"distill: {len(problems)} problems, {sum(map(len, contexts.values()))} contexts ({args.traces}), "
-               f"{args.steps} steps of {args.batch}, {how.divergence}, tau {how.tau:g}, lr {how.lr:g}; "
-               f"{engines.describe(settings)}")
-    if done:
-        print_once(f"{done} steps are done already; the run goes on.")
-    if done < args.steps:
-        with journal.stoppable("Stopped. The steps above are kept; the same command goes on.", rank == 0):
-            gpus = asyncio.run(main_async(args, how, settings, problems, contexts, journals))
-        if rank == 0:
-            journal.write_json(path, journal.read_json(path) | {"result": {"steps": args.steps, "gpus": gpus}})
-    if args.merge and rank == 0:
-        merge(settings, folder, os.path.join(args.out, "merged"))
-    print_once(f"adapter: {folder}")
+    return ablations.teacher_draws(problems, args.traces, rollouts)
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines 13-16).")
-    parser.add_argument("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
-    parser.add_argument("--steps", type=engines.positive_int, default=20, help="S, optimizer steps")
-    parser.add_argument("--batch", type=engines.positive_int, default=128, help="problems a step")
-    add_arguments(parser, lr=1e-5)
-    parser.add_argument("--traces", choices=["success", "failure", "random"], default="success",
-                        help="the teacher's contexts (Table 5); the last two read the rollouts.jsonl beside --cplus")
-    parser.add_argument("--seed", type=engines.positive_int, default=1, help="run seed")
-    parser.add_argument("--merge", action="store_true", help="also write the model with the adapter in it: OUT/merged")
-    parser.add_argument("--out", default="out", help="folder of the run")
-    engines.add_arguments(parser)
-    args = parser.parse_args(argv)
-    join_ranks()
+    ranks.init_ranks()
     with contextlib.ExitStack() as stack:
-        with together():
-            prepared = prepare(args)
-            if rank_and_world()[0] == 0:
+        with ranks.all_ranks_ok():
+            args, problems = parse(argv)
+            contexts = teacher_draws(args, problems)
+            if ranks.is_main():
                 stack.enter_context(journal.lock(args.out))
-        run(args, *prepared)
+        run(args, problems, contexts)
 
 
 if __name__ == "__main__":
-    run_rank(main)
+    ranks.run_rank(main)

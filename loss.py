@@ -1,16 +1,21 @@
-"""The distillation loss (paper, Sec. 2.3, App. B.4 and G.5): the clipped f-divergence between the student's and the
-teacher's next-token distributions (Eq. 2), times a truncated importance weight, summed over response tokens (Eq. 3).
+"""The distillation loss: Eq. 2-4 (section 2.3, App. B.4, G.5).
 
-`token_divergence` is the plain form, to be read. `distill_loss` has the same value and gradient and is the one to train
-with: one float32 tensor [T, V] takes 4.6 GiB at T = 8,192 and V = 151,936, so it holds a chunk of tokens at a time.
+The plain form comes first, to be read: `token_divergence` (D), `importance_weights` (w), and
+`plain_loss`, which is Eq. 3. The second half, `distill_loss`, has the same value and gradient and
+is the one to train with: a float32 tensor [T, V] takes 4.6 GiB at T = 8,192 and V = 151,936, so
+it holds the logits of a chunk of tokens at a time.
 
-Two things about the cap tau that surprise:
-- The capped loss may be negative. The terms of a KL divergence have both signs and only their full sum is >= 0; the cap
-  cuts large positive terms and leaves the negative ones. Do not clamp it at zero.
-- It does not only take out outliers. The slope of a term p log(p/q) in log p is p log(p/q) + p. Without a cap the "+ p"
-  parts vanish in the gradient of the logits (p - p sum(p) = 0). With a set of capped entries of student mass P they
-  leave p P on the others and -p (1 - P) on the capped ones: descent raises the capped entries, which the teacher wants
-  lower, and lowers the rest. So where a student is less sure than its teacher, a small tau flattens it further.
+On the cap tau, for the reverse KL, g_v = p_v log(p_v / q_v). With s = log p:
+
+    g_v <= tau:  dg_v/ds_v = g_v + p_v        g_v > tau:  dg_v/ds_v = 0
+    dD/dlogit_u = dg_u/ds_u - p_u sum_v dg_v/ds_v
+
+- D may be negative, so it is not clamped at 0: only the full sum of a KL divergence is >= 0, and
+  the cap cuts its large positive terms and leaves the negative ones.
+- Without a cap the parts p_v of the slopes cancel (p_u - p_u sum_v p_v = 0). With a capped set of
+  mass P they leave p_u P on the other entries and -p_u (1 - P) on the capped ones: descent raises
+  the entries that the teacher wants lower. So where the student is less sure than its teacher, a
+  small tau flattens it further.
 """
 
 import math
@@ -18,118 +23,193 @@ import math
 import torch
 
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
+UNKNOWN = "divergence must be one of reverse_kl, forward_kl, jsd, not"
 # Bytes of one float32 [chunk, V] buffer; there are four. Larger chunks read the head less often.
 CHUNK_BYTES = {"cpu": 2**27, "cuda": 2**29}  # at V = 151,936: 220 and 883 tokens
 
 
-def token_divergence(student_logits, teacher_logits, kind="reverse_kl", tau=math.inf):
-    """D_i of Eq. 2 per token, float32 [T], from logits [T, V] that are already divided by the temperature.
+# --------------------------------------------------------------------------------------------------
+# The plain form
 
-    Differentiable in both arguments; the caller detaches the teacher. An entry above tau counts as tau and gets no
-    gradient. kind: "reverse_kl" (Eq. 4), "forward_kl" or "jsd" with beta 0.5 (App. G.5); any other raises ValueError.
+
+def token_divergence(student_logits, teacher_logits, kind="reverse_kl", tau=math.inf):
+    """D_i of Eq. 2: float32 [T], from logits [T, V] that are already divided by the temperature.
+
+    Differentiable in both arguments; the caller detaches the teacher. An entry above tau counts as
+    tau and gets no gradient. kind: "reverse_kl" (Eq. 4), "forward_kl" or "jsd" with beta 0.5
+    (App. G.5); any other raises ValueError.
     """
     dtype = torch.promote_types(student_logits.dtype, torch.float32)
-    # A logit of -inf (a masked entry) has p = 0; the clamp makes its term 0 * finite = 0 instead of 0 * inf = nan.
+    # A logit of -inf (a masked entry) has p = 0; the clamp makes its term 0 and not 0 * inf = nan.
     least = torch.finfo(dtype).min / 4
-    s = torch.log_softmax(student_logits.to(dtype), dim=-1).clamp(min=least)  # log p
-    t = torch.log_softmax(teacher_logits.to(dtype), dim=-1).clamp(min=least)  # log q
+    s = student_logits.to(dtype).log_softmax(-1).clamp(min=least)  # log p                [T, V]
+    t = teacher_logits.to(dtype).log_softmax(-1).clamp(min=least)  # log q                [T, V]
+    p = s.exp()
+    q = t.exp()
     if kind == "reverse_kl":
-        g = s.exp() * (s - t)
+        g = p * (s - t)
     elif kind == "forward_kl":
-        g = t.exp() * (t - s)
+        g = q * (t - s)
     elif kind == "jsd":
         log_m = torch.logaddexp(s, t) - math.log(2)  # m = (p + q) / 2
-        g = 0.5 * s.exp() * (s - log_m) + 0.5 * t.exp() * (t - log_m)
+        g = 0.5 * p * (s - log_m) + 0.5 * q * (t - log_m)
     else:
-        raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, not {kind!r}")
-    return g.clamp(max=tau).sum(-1)
+        raise ValueError(f"{UNKNOWN} {kind!r}")
+    g = g.clamp(max=tau)
+    return g.sum(-1)
 
 
 def importance_weights(train_logprobs, sampler_logprobs, cap=2.0):
-    """w_i = min(policy(y_i) / mu(y_i), cap) (App. B.4), float32 [T] without gradient, from log-probabilities [T] of the
-    sampled tokens: the training engine's, and the sampling engine's after temperature and top-p."""
-    return (train_logprobs.detach().float() - sampler_logprobs.detach().float()).exp().clamp(max=cap)
+    """w_i = min(policy(y_i) / mu(y_i), cap) (App. B.4): float32 [T] without gradient.
+
+    From log-probabilities [T] of the sampled tokens: the training engine's, and the sampling
+    engine's after temperature and top-p.
+    """
+    log_p_y = train_logprobs.detach().float()
+    log_mu = sampler_logprobs.detach().float()
+    ratio = (log_p_y - log_mu).exp()
+    return ratio.clamp(max=cap)
 
 
-def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, sampler_logprobs, *, temperature,
-                 kind="reverse_kl", tau=math.inf, cap=2.0, chunk=None, stats=None):
-    """The numerator of Eq. 3 over T response tokens, and the log-probabilities behind its weights, in one forward pass.
+def plain_loss(student_logits, teacher_logits, y, log_mu, tau=math.inf):
+    """Eq. 3 for one batch, with the reverse KL, in six lines for a blackboard.
 
-    student_hidden, teacher_hidden: [T, d], bfloat16 or float32, the states that predict the T tokens. T may be 0.
-    lm_head_weight: [V, d], a head without bias. It is frozen: it gets no gradient even if it asks for one.
-    token_ids: int64 [T]; sampler_logprobs: [T], see importance_weights; temperature > 0 divides the logits.
-    kind, tau: see token_divergence (ValueError); cap: of the weights; chunk: tokens at a time (default: CHUNK_BYTES).
-    stats: a dict that receives "divergence" (sum of D_i, unweighted), "entropy" (sum of the student's entropies, nats),
-        "capped_entries" (number of the T V entries above tau), all 0-dim, and "weights" (w, float32 [T]).
+    student_logits, teacher_logits: [T, V], divided by the temperature; y: int64 [T], the sampled
+    tokens of the whole batch; log_mu: [T], the log-probability that each was drawn with.
+    """
+    D = token_divergence(student_logits, teacher_logits.detach(), tau=tau)  # Eq. 2, 4       [T]
+    log_p = student_logits.log_softmax(-1)                                  #             [T, V]
+    log_p_y = log_p[torch.arange(len(y)), y]                                # log policy(y_i) [T]
+    w = importance_weights(log_p_y, log_mu)                                 # w_i             [T]
+    N = len(y)                                                              # of the whole batch
+    return (w * D).sum() / N                                                # Eq. 3
 
-    Returns (sum of w_i D_i, float32 0-dim; train_logprobs, float32 [T], detached). Divide the first by the number of
-    response tokens of the whole batch. The gradient goes to student_hidden only, in its dtype.
+
+# --------------------------------------------------------------------------------------------------
+# The same in little memory
+
+
+def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, sampler_logprobs, *,
+                 temperature, kind="reverse_kl", tau=math.inf, cap=2.0, chunk=None, stats=None):
+    """The numerator of Eq. 3 over T response tokens, and the log-probabilities behind its weights.
+
+    student_hidden, teacher_hidden: [T, d], bfloat16 or float32, the states that predict the tokens;
+        T may be 0.
+    lm_head_weight: [V, d], a head without bias. It is frozen: no gradient even if it asks for one.
+    token_ids: int64 [T]; sampler_logprobs: [T], see importance_weights; temperature > 0 divides the
+        logits.
+    kind, tau: see token_divergence (ValueError); cap: of the weights; chunk: tokens at a time
+        (default: CHUNK_BYTES).
+    stats: a dict that receives "divergence" (sum of D_i, unweighted), "entropy" (sum of the
+        student's entropies, nats), "capped_entries" (number of the T V entries above tau), all
+        0-dim, and "weights" (w, float32 [T]).
+
+    Returns (sum of w_i D_i, float32 0-dim; train_logprobs, float32 [T], detached). Divide the
+    first by the response tokens of the whole batch. The gradient goes to student_hidden only, in
+    its dtype.
     """
     if kind not in DIVERGENCES:
-        raise ValueError(f"divergence must be one of {', '.join(DIVERGENCES)}, not {kind!r}")
+        raise ValueError(f"{UNKNOWN} {kind!r}")
     if chunk is None:
-        chunk = max(1, CHUNK_BYTES[student_hidden.device.type] // (4 * lm_head_weight.shape[0]))
-    return _DistillLoss.apply(student_hidden, teacher_hidden, lm_head_weight, token_ids, sampler_logprobs,
-                              temperature, kind, tau, cap, chunk, stats)
+        row_bytes = 4 * lm_head_weight.shape[0]
+        chunk = max(1, CHUNK_BYTES[student_hidden.device.type] // row_bytes)
+    if lm_head_weight.device.type == "cpu":  # see _matmul
+        dtype = torch.promote_types(lm_head_weight.dtype, torch.float32)
+        lm_head_weight = lm_head_weight.detach().to(dtype)
+    return _DistillLoss.apply(student_hidden, teacher_hidden, lm_head_weight, token_ids,
+                              sampler_logprobs, temperature, kind, tau, cap, chunk, stats)
 
 
 class _DistillLoss(torch.autograd.Function):
-    """Takes the gradient in the forward pass, so that nothing of size V outlives its chunk and nothing is computed
-    twice: three products with the head (student, teacher, gradient), the fewest possible. Four [chunk, V] buffers serve
-    all chunks: fresh memory costs a CPU a fifth of the time in page faults. Eager on purpose: torch.compile could fuse
-    the element-wise passes on a GPU, but that was not measured on one."""
+    """Takes the gradient in the forward pass, so that nothing of size V outlives its chunk.
+
+    Nothing is computed twice: three products with the head (student, teacher, gradient), the fewest
+    possible. Four [chunk, V] buffers serve all chunks, since fresh memory costs a CPU a fifth of
+    the time in page faults:
+
+        s: log p, then g      t: log q, then the slope dg/ds      p: p      free: logits, products
+
+    Eager on purpose: torch.compile could fuse the element-wise passes on a GPU, but that was not
+    measured on one.
+    """
+
 
     @staticmethod
     def forward(ctx, student_hidden, teacher_hidden, weight, token_ids, sampler_logprobs,
                 temperature, kind, tau, cap, chunk, stats):
         T, dtype = len(token_ids), torch.promote_types(weight.dtype, torch.float32)
-        if weight.device.type == "cpu":
-            weight = weight.to(dtype)  # see _matmul
-        like = dict(dtype=dtype, device=weight.device)
-        buffers = [torch.empty(min(chunk, T), len(weight), **like) for _ in range(4)]
-        grad = torch.empty(student_hidden.shape, **like)
-        divergence, logprobs, w = (torch.empty(T, **like) for _ in range(3))
-        entropy, capped = torch.zeros((), **like), torch.zeros((), dtype=torch.long, device=weight.device)
-
+        sums = _Sums(T, weight.device, dtype)
+        grad = torch.empty_like(student_hidden, dtype=dtype)                                # [T, d]
+        shape = min(chunk, T), len(weight)
+        buffers = [torch.empty(shape, dtype=dtype, device=weight.device) for _ in range(4)]
         for i in range(0, T, chunk):
-            c = slice(i, min(i + chunk, T))
-            free, s, t, p = (buffer[:c.stop - i] for buffer in buffers)
-            _log_softmax(student_hidden[c], weight, temperature, free, out=s)  # log p
-            _log_softmax(teacher_hidden[c], weight, temperature, free, out=t)  # log q
+            c = slice(i, i + chunk)
+            free, s, t, p = (buffer[:T - i] for buffer in buffers)                          # [n, V]
+            _log_softmax(student_hidden[c], weight, temperature, free, out=s)
+            _log_softmax(teacher_hidden[c], weight, temperature, free, out=t)
             torch.exp(s, out=p)
-            logprobs[c] = s.gather(1, token_ids[c, None]).squeeze(1)
-            w[c] = importance_weights(logprobs[c], sampler_logprobs[c], cap)
-            if stats is not None:
-                entropy -= torch.mul(p, s, out=free).sum()
+            sums.log_p_y[c] = s.gather(1, token_ids[c, None])[:, 0]
+            sums.w[c] = importance_weights(sums.log_p_y[c], sampler_logprobs[c], cap)
+            sums.entropy -= torch.mul(p, s, out=free).sum()
             g, slope = _terms(p, s, t, free, kind)
-            if tau < math.inf:
-                above = g > tau
-                capped += above.count_nonzero()
-                slope.masked_fill_(above, 0)
-                g.clamp_(max=tau)
-            divergence[c] = g.sum(-1)
+            sums.capped += _cap(g, slope, tau)
+            sums.D[c] = g.sum(-1)
             # d(log p_v)/d(logit_u) = [u = v] - p_u, so dD/d(logit) = slope - p sum(slope).
-            slope.addcmul_(p, slope.sum(-1, keepdim=True), value=-1)
-            grad[c] = _matmul(slope.to(weight.dtype), weight) * (w[c] / temperature)[:, None]
-
+            total = slope.sum(-1, keepdim=True)                                             # [n, 1]
+            slope.addcmul_(p, total, value=-1)
+            scale = sums.w[c, None] / temperature                                           # [n, 1]
+            grad[c] = _matmul(slope.to(weight.dtype), weight) * scale
         if stats is not None:
-            stats.update(divergence=divergence.sum(), entropy=entropy, capped_entries=capped, weights=w)
+            stats.update(sums.stats())
         ctx.save_for_backward(grad)
         ctx.hidden_dtype = student_hidden.dtype
-        ctx.mark_non_differentiable(logprobs)
-        return (w * divergence).sum(), logprobs
+        ctx.mark_non_differentiable(sums.log_p_y)
+        return (sums.w * sums.D).sum(), sums.log_p_y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, _):
         (grad,) = ctx.saved_tensors
-        return (grad * grad_loss).to(ctx.hidden_dtype), *[None] * 10  # none to the teacher, nor to the frozen head
+        # none to the teacher, nor to the frozen head
+        return (grad * grad_loss).to(ctx.hidden_dtype), *[None] * 10
+
+
+class _Sums:
+    """What `forward` collects over its chunks."""
+
+    def __init__(self, T, device, dtype):
+        self.D = torch.empty(T, dtype=dtype, device=device)
+        self.w = torch.empty(T, dtype=dtype, device=device)
+        self.log_p_y = torch.empty(T, dtype=dtype, device=device)
+        self.entropy = torch.zeros((), dtype=dtype, device=device)
+        self.capped = torch.zeros((), dtype=torch.long, device=device)
+
+    def stats(self):
+        return {
+            "divergence": self.D.sum(),
+            "entropy": self.entropy,
+            "capped_entries": self.capped,
+            "weights": self.w,
+        }
+
+
+def _cap(g, slope, tau):
+    """Eq. 2's min(g, tau), in place: a capped entry is constant, its slope 0. -> their number."""
+    if tau == math.inf:
+        return 0
+    is_above = g > tau
+    slope.masked_fill_(is_above, 0)
+    g.clamp_(max=tau)
+    count = is_above.count_nonzero()
+    return count
 
 
 def _matmul(x, matrix, out=None):
-    """x [n, k] @ matrix [k, m] with a float32 result (float64 from float64). Rounding logits of size 20 to bfloat16
-    moves them by up to 0.06, more than student and teacher often differ. On CUDA the bfloat16 product is accumulated
-    and returned in float32; a CPU has no such kernel, so there the caller upcasts the head, once a call (4 V d bytes).
+    """x [n, k] @ matrix [k, m] with a float32 result (float64 from float64).
+
+    Rounding logits of size 20 to bfloat16 moves them by up to 0.06, more than student and teacher
+    often differ. On CUDA the bfloat16 product is accumulated and returned in float32; a CPU has no
+    such kernel, so there the caller upcasts the head, once a call (4 V d bytes).
     """
     if x.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(x, matrix, out_dtype=torch.float32, out=out)
@@ -137,28 +217,40 @@ def _matmul(x, matrix, out=None):
 
 
 def _log_softmax(hidden, weight, temperature, logits, out):
-    """Writes the log-probabilities [n, V] of hidden states [n, d] to out; logits: a buffer [n, V]."""
-    _matmul(hidden.to(weight.dtype), weight.T, out=logits)
+    """Log-probabilities [n, V] of hidden states [n, d], into out; logits: a buffer [n, V]."""
+    hidden = hidden.to(weight.dtype)
+    _matmul(hidden, weight.T, out=logits)
     if temperature != 1:
         logits.div_(temperature)
     torch.log_softmax(logits, dim=-1, out=out)
 
 
 def _terms(p, s, t, free, kind):
-    """(g, dg/ds), each [n, V]: the terms of token_divergence and their slopes, from p, s = log p and t = log q.
+    """(g, dg/ds), each [n, V]: the terms of token_divergence and their slopes, from p, s and t.
 
-    They are written into the buffers s, t and free. With dp/ds = p and, for m = (p + q)/2, d(log m)/ds = p/(p + q):
-      reverse KL: g = p (s - t)                          dg/ds = p (s - t) + p = g + p
-      forward KL: g = q (t - s)                          dg/ds = -q
-      JSD:        g = p (s - log m)/2 + q (t - log m)/2  dg/ds = p (s - log m)/2 + p/2 - (p + q)/2 p/(p + q), where the
-                  last two cancel: the slope is the first half of g
+    They are written into the buffers s, t and free. With dp/ds = p and, for m = (p + q) / 2,
+    d(log m)/ds = p / (p + q):
+
+        reverse KL: g = p (s - t)                          dg/ds = p (s - t) + p = g + p
+        forward KL: g = q (t - s)                          dg/ds = -q
+        JSD:        g = p (s - log m)/2 + q (t - log m)/2  dg/ds = p (s - log m)/2, as the rest,
+                                                           p/2 - (p + q)/2 p/(p + q), is 0
     """
     if kind == "reverse_kl":
         g = s.sub_(t).mul_(p)
-        return g, torch.add(g, p, out=t)
+        slope = torch.add(g, p, out=t)
+        return g, slope
     if kind == "forward_kl":
-        g = torch.sub(t, s, out=s).mul_(t.exp_())  # t now holds q
-        return g, t.neg_()
-    log_m = torch.logaddexp(s, t, out=free).sub_(math.log(2))
-    slope = s.sub_(log_m).mul_(p).mul_(0.5)
-    return torch.sub(t, log_m, out=free).mul_(t.exp_()).mul_(0.5).add_(slope), slope
+        g = torch.sub(t, s, out=s)
+        q = t.exp_()
+        g.mul_(q)
+        return g, q.neg_()
+    log_m = torch.logaddexp(s, t, out=free)
+    log_m.sub_(math.log(2))
+    slope = s.sub_(log_m)
+    slope.mul_(p).mul_(0.5)
+    g = torch.sub(t, log_m, out=free)
+    q = t.exp_()
+    g.mul_(q).mul_(0.5)
+    g.add_(slope)
+    return g, slope

@@ -1,9 +1,8 @@
-"""The policy as it is trained: a frozen model with a LoRA adapter, sharded over the ranks of torchrun (FSDP2), its
-optimizer and its checkpoints. The method itself is in distill.py.
+"""The policy as it is trained: a frozen model with a LoRA adapter, its optimizer and checkpoints.
+
+Under torchrun it is sharded over the ranks (FSDP2). The method itself is in distill.py.
 """
-import argparse
 import contextlib
-import dataclasses
 import importlib.util
 import io
 import json
@@ -11,92 +10,132 @@ import math
 import os
 import shutil
 import time
+from dataclasses import dataclass
+from typing import TextIO
 
 import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
-import loss
 from common import journal
 from common.errors import BadInput, ContextTooLong
+from common.flags import UpdateArgs
 from common.gpu_memory import recomputed_layers
-from common.ranks import gathered, print_once, rank_and_world, together
+from common.ranks import all_gather, all_ranks_ok, is_main, print_once, rank_and_world
 from engines.base import Engine, in_short, load, load_adapter
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save as safetensors
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict)
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
 LORA_RANK = 64  # App. B.4: rank and alpha 64, dropout 0, all linear layers but the head
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The policy: a frozen model with a LoRA adapter
+# --------------------------------------------------------------------------------------------------
+# The policy
 
 
-@dataclasses.dataclass
+@dataclass
 class Policy:
-    """The model that is trained. Only LoRA parameters have gradients; the head stays whole on every rank."""
+    """The model that is trained. Only LoRA parameters have gradients."""
     model: torch.nn.Module
     decoder: torch.nn.Module      # everything below the head
-    head: torch.Tensor            # [V, d], frozen
-    temperature: float
+    head: torch.Tensor            # [V, d], frozen; whole on every rank
+    temperature: float            # that the logits are divided by
 
     def parameters(self):
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def hidden(self, sequences, lengths):
-        """Hidden states [sum of lengths, d] that predict the last `lengths` tokens of each sequence: one packed row.
+    def hidden_states(self, sequences, lengths):
+        """[sum of lengths, d]: the states that predict the last lengths[i] tokens of sequences[i].
 
-        The sequences stand one after another without padding; positions that start again at 0 keep them apart in the
-        attention (with no mask at all: a mask of ones would let them see each other).
-        No sequence at all is an empty micro-batch: the ranks of a sharded model run it beside the others' last ones.
+        sequences: lists of token ids, which stand one after another in one row, without padding.
+        No sequence at all is an empty micro-batch, which gives [0, d].
         """
         if not sequences:
             sequences, lengths = [[0, 0]], [0]
-        device, bfloat16 = self.head.device, self.head.dtype == torch.bfloat16
-        ids = torch.tensor([[token for s in sequences for token in s]], device=device)
-        positions = torch.tensor([[i for s in sequences for i in range(len(s))]], device=device)
-        ends = np.cumsum([len(s) for s in sequences])
-        predicts = torch.tensor([i for end, n in zip(ends, lengths) for i in range(end - n - 1, end - 1)],
-                                dtype=torch.long, device=device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):  # the adapter is float32
-            output = self.decoder(input_ids=ids, position_ids=positions, attention_mask=None, use_cache=False)
-        return output.last_hidden_state[0, predicts]
+        device, is_bfloat16 = self.head.device, self.head.dtype == torch.bfloat16
+        ids = [token for sequence in sequences for token in sequence]
+        # Positions that start again at 0 keep the sequences apart in the attention. It gets no
+        # mask: a mask of ones would let them see each other.
+        positions = [i for sequence in sequences for i in range(len(sequence))]
+        predicting = []
+        ends = np.cumsum([len(sequence) for sequence in sequences])
+        for end, length in zip(ends, lengths):
+            predicting += range(end - length - 1, end - 1)
+        # The adapter is float32, whatever the model is.
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_bfloat16):
+            output = self.decoder(
+                input_ids=torch.tensor([ids], device=device),                            # [1, all]
+                position_ids=torch.tensor([positions], device=device),                   # [1, all]
+                attention_mask=None, use_cache=False)
+        predicting = torch.tensor(predicting, dtype=torch.long, device=device)           # [T]
+        return output.last_hidden_state[0, predicting]                                   # [T, d]
+
+    def clip_gradients(self, max_norm):
+        """Scale the gradients down to `max_norm`, over all ranks. -> their norm before, a float."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+        return float(whole(norm))
 
 
-def load_policy(settings, adapter, seed, checkpoint_every, device):
-    """The model with a new LoRA adapter, or that of the folder `adapter`, sharded where there are several ranks."""
-    from peft import LoraConfig, get_peft_model
+def whole(tensor):
+    """The tensor itself; of one that is sharded, all of it on every rank."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def load_policy(settings, adapter, seed, recompute_every, device):
+    """The model with the LoRA adapter of the folder `adapter`, or with a new one if that is None.
+
+    settings: the engine's; seed: the run's; recompute_every: recompute every Nth layer in the
+    backward pass, 0: none. Sharded where there are several ranks. Errors: BadInput.
+    """
+    from transformers import AutoModelForCausalLM
     dtype = getattr(torch, settings.dtype)
-    flash = device.type == "cuda" and dtype == torch.bfloat16 and importlib.util.find_spec("flash_attn") is not None
-    attention = "flash_attention_2" if flash else "sdpa"
+    attention = attention_kernel(dtype, device)
     base = load(AutoModelForCausalLM, settings.model, dtype=dtype, attn_implementation=attention)
     base.to(device)
     torch.manual_seed((seed - 1) * 10**8)  # the start of the adapter, the same on every rank
     if adapter:
         model = load_adapter(base, adapter, is_trainable=True)
     else:
-        model = get_peft_model(base, LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, lora_dropout=0.0, bias="none",
-                                                target_modules="all-linear", task_type="CAUSAL_LM"))
+        model = with_new_adapter(base)
     model.train()
-    if checkpoint_every:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False},
-                                            every_n_layers=checkpoint_every)
-    decoder, head = base.get_decoder(), base.get_output_embeddings().weight
+    if recompute_every:
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}, every_n_layers=recompute_every)
+    policy = Policy(model, base.get_decoder(), base.get_output_embeddings().weight,
+                    settings.temperature)
     if dist.is_initialized():
-        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        # The decoder is its own root, as the head is used outside it; a tied embedding stays whole with the head.
-        for part in [*decoder.layers, decoder]:
-            fully_shard(part, mp_policy=mixed, ignored_params={head})
-    policy = Policy(model, decoder, head, settings.temperature)
-    recomputed = {0: "none", 1: "all"}.get(checkpoint_every, f"one in {checkpoint_every}")
+        shard(policy, dtype)
+    recomputed = {0: "none", 1: "all"}.get(recompute_every, f"one in {recompute_every}")
+    count = sum(p.numel() for p in policy.parameters())
     print_once(f"attention: {attention}; layers recomputed in the backward pass: {recomputed}; "
-               f"{sum(p.numel() for p in policy.parameters()):,} trainable parameters")
+               f"{count:,} trainable parameters")
     return policy
+
+
+def attention_kernel(dtype, device):
+    """transformers' name of the attention: flash-attn where it is there and can compute."""
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    if has_flash and device.type == "cuda" and dtype == torch.bfloat16:
+        return "flash_attention_2"
+    return "sdpa"
+
+
+def with_new_adapter(base):
+    from peft import LoraConfig, get_peft_model
+    config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, lora_dropout=0.0, bias="none",
+                        target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(base, config)
+
+
+def shard(policy, dtype):
+    """Share the layers among the ranks. The head is used outside the decoder and stays whole.
+
+    So does an embedding that is tied to it.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for part in [*policy.decoder.layers, policy.decoder]:
+        fully_shard(part, mp_policy=precision, ignored_params={policy.head})
 
 
 def adam(policy, lr):
@@ -104,38 +143,39 @@ def adam(policy, lr):
     return torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What trains it
 
 
-@dataclasses.dataclass(frozen=True)
-class UpdateArgs:
-    """How an update is made; the flags are those of `add_arguments`."""
-    lr: float
-    tau: float                     # cap of Eq. 2
-    divergence: str                # one of loss.DIVERGENCES
-    micro_tokens: int              # tokens of one pass, student and teacher together
-    recompute_every: int | None    # recompute every Nth layer, 0: none; None: as few as fit
-    max_grad_norm: float = 1.0
+@dataclass(frozen=True)
+class Files:
+    """The files of a run of updates, as `resume` finds them."""
+    folder: str                    # of the checkpoints
+    done: int                      # the last update that stands there, 0: none
+    metrics: TextIO | None         # distill.jsonl, open for more lines (rank 0 only)
+    samples: TextIO | None         # samples.jsonl, likewise
 
 
-@dataclasses.dataclass
+@dataclass
 class Trainer:
-    """What an update needs besides its batch; explore.py has one too, for updates between its steps (App. G.3)."""
+    """What an update needs besides its batch; explore.py has one too (App. G.3)."""
     args: UpdateArgs
     seed: int                      # of the run
     settings: engines.Settings
     engine: Engine
     policy: Policy
     optimizer: torch.optim.Optimizer
-    folder: str                    # of the checkpoints
-    done: int                      # the last update that stands there
-    journals: list | None          # distill.jsonl and samples.jsonl, open (rank 0 only)
-    bar: tqdm = None
+    files: Files
+    done: int                      # the last update that counts
+    bar: tqdm | None = None        # of the steps
+    step_bar: tqdm | None = None   # of the responses of a step
+    tokens: int = 0                # sampled in this step, on this rank
 
     def adapter(self):
         """The folder of the current adapter; None before the first update."""
-        return os.path.join(self.folder, f"step_{self.done}") if self.done else None
+        if not self.done:
+            return None
+        return os.path.join(self.files.folder, f"step_{self.done}")
 
     def share(self, batch):
         """What this rank samples of a batch."""
@@ -143,188 +183,278 @@ class Trainer:
         return batch[rank::world]
 
     @contextlib.contextmanager
-    def sampling(self):
-        """The block that samples: timed; what goes wrong on one rank ends all."""
-        self.begin = time.time()
-        with together():
+    def sampling(self, batch):
+        """The block that samples a batch: timed; what goes wrong on one rank ends all."""
+        self.begin, self.tokens = time.time(), 0
+        self.step_bar = new_bar(len(self.share(batch)), "response", desc="sampling", leave=False)
+        with all_ranks_ok():
             yield
         self.sampled = time.time()
+        self.step_bar.set_description("update")
 
-    async def sample(self, prompt, seed, problem):
-        """y ~ policy(. | prompt) with the newest adapter and the run's decoding."""
+    async def sample(self, x, seed, problem):
+        """y ~ policy(. | x) with the newest adapter and the run's decoding.
+
+        x: token ids; problem: its id, for the sentence of a BadInput. -> engines.base.Sample.
+        """
         s = self.settings
         try:
-            return await self.engine.sample(prompt, seed=seed, max_tokens=s.max_tokens, temperature=s.temperature,
-                                            top_p=s.top_p, adapter=self.adapter())
+            y = await self.engine.sample(
+                x, seed=seed, max_tokens=s.max_tokens, temperature=s.temperature, top_p=s.top_p,
+                adapter=self.adapter())
         except ContextTooLong as error:
             raise BadInput(f"problem {problem} cannot be sampled: {error}") from None
+        if self.step_bar is not None:
+            self.show_response(y)
+        return y
+
+    def show_response(self, y):
+        """One more response on the bar of the step, and the tokens per second so far."""
+        self.tokens += len(y.token_ids)
+        speed = self.tokens / max(time.time() - self.begin, 1e-3)
+        self.step_bar.set_postfix_str(f"{speed:,.0f} tokens/s", refresh=False)
+        self.step_bar.update()
+        if self.bar is not None:
+            self.bar.refresh()
 
     def commit(self, step, batch, rows, metrics):
-        """Keep an update: its lines in both journals, then its checkpoint. From then on it counts."""
-        lines = gathered([row.line(step, self.settings.max_tokens) for row in rows])
+        """Keep an update: its lines in both journals, then its checkpoint. Then it counts.
+
+        batch: [(problem id, occurrence)]; rows: this rank's (distill.Row); metrics: the update's.
+        Errors: BadInput, if the gradient is not finite or the disk is full.
+        """
+        lines = all_gather([sample_line(row, step, self.settings.max_tokens) for row in rows])
         lines.sort(key=lambda line: batch.index((line["problem"], line["occurrence"])))
-        metrics = {"step": step, **metrics, "length": float(np.mean([line["completion_tokens"] for line in lines])),
-                   "truncated": float(np.mean([line["truncated"] for line in lines])),
-                   "student_tokens": sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines),
-                   "teacher_tokens": sum(line["context_tokens"] + line["completion_tokens"] for line in lines),
-                   "sample_seconds": round(self.sampled - self.begin, 3),
-                   "train_seconds": round(time.time() - self.sampled, 3)}
-        with together():
+        metrics = {
+            "step": step, **metrics, **totals(lines),
+            "sample_seconds": round(self.sampled - self.begin, 3),
+            "train_seconds": round(time.time() - self.sampled, 3),
+        }
+        with all_ranks_ok():
             if not math.isfinite(metrics["grad_norm"]):
-                raise BadInput(f"the gradient of step {step} is not finite, so it is not kept: name another folder "
-                               "with --out and a smaller --lr, or try --dtype float32.")
-            if rank_and_world()[0] == 0:
-                journal.append(self.journals[1], *lines)
-                journal.append(self.journals[0], metrics)
-                for file in self.journals:  # a checkpoint must not outlive its lines
-                    os.fsync(file.fileno())
-                tqdm.write(log_line(metrics))
-        save(self.policy, self.optimizer, self.folder, step)
+                raise BadInput(f"the gradient of step {step} is not finite, so it is not kept: "
+                               "name another folder with --out and a smaller --lr, or try --dtype "
+                               "float32.")
+            if is_main():
+                self.write_lines(lines, metrics)
+        save_checkpoint(self.policy, self.optimizer, self.files.folder, step)
         self.done = step
+        self.step_bar.close()
         if self.bar is not None:
             self.bar.update()
 
+    def write_lines(self, lines, metrics):
+        journal.append(self.files.samples, *lines)
+        journal.append(self.files.metrics, metrics)
+        # A checkpoint must not outlive its lines.
+        os.fsync(self.files.metrics.fileno())
+        os.fsync(self.files.samples.fileno())
+        tqdm.write(log_line(metrics))
+
+
+def sample_line(row, step, max_tokens):
+    """The line of samples.jsonl of a distill.Row."""
+    return {
+        "step": step, "problem": row.problem, "bench": row.bench, "occurrence": row.occurrence,
+        "context_step": row.context_step, "response": row.y.text,
+        "prompt_tokens": len(row.x), "completion_tokens": len(row.y.token_ids),
+        "context_tokens": len(row.c), "finish_reason": row.y.finish_reason,
+        "truncated": row.y.truncated(max_tokens), "seed": row.seed,
+    }
+
+
+def totals(lines):
+    """What distill.jsonl says of the responses of a step."""
+    return {
+        "length": float(np.mean([line["completion_tokens"] for line in lines])),
+        "truncated": float(np.mean([line["truncated"] for line in lines])),
+        "student_tokens": sum(r["prompt_tokens"] + r["completion_tokens"] for r in lines),
+        "teacher_tokens": sum(r["context_tokens"] + r["completion_tokens"] for r in lines),
+    }
+
 
 def log_line(m):
-    return (f"step {m['step']:3d}  loss {m['loss']:.5f}  D {m['divergence']:.5f}  w {m['mean_w']:.4f} "
-            f"(at the cap {m['capped_w']:.2%})  entropy {m['entropy']:.3f}  length {m['length']:.0f}  "
-            f"truncated {m['truncated']:.1%}  grad norm {m['grad_norm']:.3g}  "
+    """What is printed of a step; m: its line of distill.jsonl."""
+    return (f"step {m['step']:3d}  loss {m['loss']:.5f}  D {m['divergence']:.5f}  "
+            f"w {m['mean_w']:.4f} (at the cap {m['capped_w']:.2%})  entropy {m['entropy']:.3f}  "
+            f"length {m['length']:.0f}  truncated {m['truncated']:.1%}  "
+            f"grad norm {m['grad_norm']:.3g}  "
             f"sampling {m['sample_seconds']:.1f} s, update {m['train_seconds']:.1f} s")
 
 
-def start_trainer(args, seed, settings, engine, openings, out, journals):
-    """The trainer of the run in `out`, as it stands there; `openings`: the dialogues that will be sampled from."""
+def new_bar(total, unit, **options):
+    """A progress bar, on rank 0 and where there is a terminal."""
+    return tqdm(total=total, unit=unit, disable=None if is_main() else True, **options)
+
+
+def start_trainer(args, seed, settings, engine, openings, files):
+    """The trainer of the run whose files are `files`, as it stands there. Errors: BadInput.
+
+    args: UpdateArgs; openings: the dialogues that will be sampled from.
+    """
+    from transformers import AutoConfig
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    folder = os.path.join(out, "adapter")
-    done = newest_step(folder)
-    newest = os.path.join(folder, f"step_{done}") if done else None
-    with together():
-        lengths, config = [len(engine.encode(messages)) for messages in openings], load(AutoConfig, settings.model)
-        every = recomputed_layers(config, settings, args, lengths, lora_rank=LORA_RANK, world=rank_and_world()[1])
-        policy = load_policy(settings, newest, seed, every, device)
+    newest = os.path.join(files.folder, f"step_{files.done}") if files.done else None
+    with all_ranks_ok():
+        lengths = [len(engine.encode(messages)) for messages in openings]
+        config = load(AutoConfig, settings.model)
+        _, world = rank_and_world()
+        recompute_every = recomputed_layers(
+            config, settings, args, lengths, lora_rank=LORA_RANK, world=world)
+        policy = load_policy(settings, newest, seed, recompute_every, device)
     optimizer = adam(policy, args.lr)
     if newest:
-        restore(policy, optimizer, newest)
-    return Trainer(args, seed, settings, engine, policy, optimizer, folder, done, journals)
+        load_checkpoint(policy, optimizer, newest)
+    return Trainer(args, seed, settings, engine, policy, optimizer, files, files.done)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Checkpoints
 
 
 def newest_step(folder):
-    """The last K for which `folder`/step_K stands, or 0. A folder gets that name when all is in it."""
+    """The last K for which `folder`/step_K stands, or 0; it has that name when all is in it."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    return max((int(name[5:]) for name in names if name.startswith("step_") and name[5:].isdigit()), default=0)
+    numbers = [name.removeprefix("step_") for name in names if name.startswith("step_")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
-def save(policy, optimizer, folder, step):
-    """Write `folder`/step_K whole or not at all, then the newest adapter into `folder`; keep the last two steps."""
+@contextlib.contextmanager
+def whole_folder(path):
+    """The block fills the folder that it is given, which then becomes `path`: whole or not at all.
+
+    A folder of an earlier crash is removed.
+    """
+    part = os.path.join(os.path.dirname(path), "part")
+    shutil.rmtree(part, ignore_errors=True)
+    os.makedirs(part)
+    yield part
+    os.replace(part, path)
+
+
+def save_checkpoint(policy, optimizer, folder, step):
+    """Write `folder`/step_K, then the newest adapter into `folder`; keep the last two steps.
+
+    Every rank takes part; rank 0 writes. Errors: BadInput, if the disk takes no more.
+    """
+    state = optimizer_state(policy, optimizer)
+    weights = adapter_weights(policy)
+    with all_ranks_ok():
+        if is_main():
+            contents = checkpoint_files(policy, step, state, weights)
+            write_checkpoint(folder, step, contents)
+
+
+def checkpoint_files(policy, step, state, weights):
+    """{name: bytes} of a checkpoint: the adapter as PEFT keeps it, and what a resume needs."""
+    from safetensors.torch import save as safetensors_bytes
+    resume_state = io.BytesIO()
+    torch.save({"step": step, "optimizer": state, "rng": torch.get_rng_state()}, resume_state)
+    config = policy.model.peft_config["default"].to_dict()
+    config = {key: sorted(v) if isinstance(v, set) else v for key, v in config.items()}
+    return {
+        "adapter_model.safetensors": safetensors_bytes(weights, {"format": "pt"}),
+        "adapter_config.json": json.dumps(config, indent=1).encode(),
+        "resume.pt": resume_state.getbuffer(),
+    }
+
+
+def write_checkpoint(folder, step, contents):
+    """Write the files {name: bytes} of step_K, and those of the newest adapter."""
+    try:
+        with whole_folder(os.path.join(folder, f"step_{step}")) as part:
+            for name, content in contents.items():
+                journal.write_bytes(os.path.join(part, name), content)
+        update_latest(folder, step)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error.strerror}): make room, then the same "
+                       f"command goes on after step {newest_step(folder)}.") from None
+
+
+def optimizer_state(policy, optimizer):
+    """The optimizer's state by the names of the parameters, gathered on rank 0."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+    options = StateDictOptions(full_state_dict=True, cpu_offload=dist.is_initialized(),
+                               ignore_frozen_params=True)
+    return get_optimizer_state_dict(policy.model, optimizer, options=options)
+
+
+def adapter_weights(policy):
+    """{PEFT's name: float32 tensor on the CPU} of the adapter, gathered on every rank."""
     from peft import get_peft_model_state_dict
-    options = StateDictOptions(full_state_dict=True, cpu_offload=dist.is_initialized(), ignore_frozen_params=True)
-    state = get_optimizer_state_dict(policy.model, optimizer, options=options)
-    weights = {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().cpu().contiguous()
-               for name, w in get_peft_model_state_dict(policy.model, save_embedding_layers=False).items()}
-    with together():
-        if rank_and_world()[0] == 0:
-            resume = io.BytesIO()
-            torch.save({"step": step, "optimizer": state, "rng": torch.get_rng_state()}, resume)
-            config = policy.model.peft_config["default"].to_dict()
-            config = json.dumps({k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}, indent=1)
-            part = os.path.join(folder, "part")
-            try:
-                shutil.rmtree(part, ignore_errors=True)
-                os.makedirs(part)
-                for name, content in (("adapter_model.safetensors", safetensors(weights, {"format": "pt"})),
-                                      ("adapter_config.json", config.encode()), ("resume.pt", resume.getbuffer())):
-                    journal.write_bytes(os.path.join(part, name), content)
-                os.replace(part, os.path.join(folder, f"step_{step}"))
-                publish(folder, step)
-            except OSError as error:
-                raise BadInput(f"{folder} cannot be written ({error.strerror}): make room, then the same command "
-                               f"goes on after step {newest_step(folder)}.") from None
+    # PEFT would look the base model up on the Hub, to see whether its embedding was resized.
+    state = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
+    return {name: whole(w).detach().cpu().contiguous() for name, w in state.items()}
 
 
-def publish(folder, step):
-    """Make the adapter of step_K that of `folder`; leave no steps but the last two. Does no harm when done twice."""
+def update_latest(folder, step):
+    """Make the adapter of step_K that of `folder`; leave no steps but the last two.
+
+    Does no harm when done twice.
+    """
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         with open(os.path.join(folder, f"step_{step}", name), "rb") as file:
             journal.write_bytes(os.path.join(folder, name), file.read())
+    newest = (f"step_{step}", f"step_{step - 1}")
     for name in os.listdir(folder):
-        if name.startswith(("step_", "part")) and name not in (f"step_{step}", f"step_{step - 1}"):
+        if name.startswith(("step_", "part")) and name not in newest:
             shutil.rmtree(os.path.join(folder, name))
 
 
-def damaged(path, error):
-    """The BadInput of a step_K that is not what `save` wrote."""
-    return BadInput(f"the checkpoint {path} is damaged ({in_short(error)}): put it back, or delete that "
-                    "folder (distill.py then goes on after the step before it).")
+def load_checkpoint(policy, optimizer, path):
+    """Put back the optimizer and the random state of a checkpoint; load_policy read its adapter.
 
-
-def restore(policy, optimizer, path):
-    """Put back the optimizer and the random state that `save` wrote; load_policy has read the adapter already."""
-    with together():
+    Errors: BadInput, if it is damaged.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+    with all_ranks_ok():
         try:
-            kept = torch.load(os.path.join(path, "resume.pt"), weights_only=True)
+            content = torch.load(os.path.join(path, "resume.pt"), weights_only=True)
         except Exception as error:  # a damaged file can raise nearly anything
             raise damaged(path, error) from None
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
-    set_optimizer_state_dict(policy.model, optimizer, kept["optimizer"], options=options)
-    torch.set_rng_state(kept["rng"])
+    set_optimizer_state_dict(policy.model, optimizer, content["optimizer"], options=options)
+    torch.set_rng_state(content["rng"])
 
 
-def go_on(out, done):
-    """End what a crash after update `done` left half done. -> distill.jsonl and samples.jsonl, open for more lines."""
+def damaged(path, error):
+    """The BadInput of a step_K that is not what `save_checkpoint` wrote."""
+    return BadInput(f"the checkpoint {path} is damaged ({in_short(error)}): put it back, or delete "
+                    "that folder (distill.py then goes on after the step before it).")
+
+
+def resume(out, done):
+    """The Files of the run in `out` after update `done`, 0: a new one.
+
+    What a crash left half done is ended, by rank 0. Errors: BadInput, if a checkpoint is damaged.
+    """
+    folder = os.path.join(out, "adapter")
+    if not is_main():
+        return Files(folder, done, None, None)
     if done:
         try:
-            publish(os.path.join(out, "adapter"), done)
+            update_latest(folder, done)
         except FileNotFoundError as error:
             raise damaged(os.path.dirname(error.filename), error) from None
-    paths = [os.path.join(out, name) for name in ("distill.jsonl", "samples.jsonl")]
-    return [journal.open_journal(path, last_step=done)[1] for path in paths]
+    _, metrics = journal.open_journal(os.path.join(out, "distill.jsonl"), last_step=done)
+    _, samples = journal.open_journal(os.path.join(out, "samples.jsonl"), last_step=done)
+    return Files(folder, done, metrics, samples)
 
 
 def merge(settings, adapter, folder):
-    """Write the model with the adapter of the folder `adapter` in its weights, and its tokenizer, into `folder`."""
-    base = load(AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype))
+    """Write the model with the adapter of the folder `adapter` in its weights into `folder`.
+
+    Its tokenizer too. Errors: BadInput, if the disk takes no more.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    dtype = getattr(torch, settings.dtype)
+    base = load(AutoModelForCausalLM, settings.model, dtype=dtype)
     merged = load_adapter(base, adapter).merge_and_unload()
     try:
         merged.save_pretrained(folder)
         load(AutoTokenizer, settings.model).save_pretrained(folder)
     except (OSError, SafetensorError) as error:
-        raise BadInput(f"{folder} cannot be written ({error}): make room, then the same command merges again; the "
-                       "adapter is kept.") from None
+        raise BadInput(f"{folder} cannot be written ({error}): make room, then the same command "
+                       "merges again; the adapter is kept.") from None
     print(f"merged model: {folder}", flush=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Command line of an update
-
-
-def above_zero(text):
-    """argparse type: a finite number above zero."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
-
-
-def add_arguments(parser, lr):
-    """The flags of an update; its learning rate is `lr` by default."""
-    parser.add_argument("--lr", type=above_zero, default=lr, help=f"learning rate (default: {lr:g})")
-    parser.add_argument("--tau", type=lambda text: math.inf if text == "inf" else above_zero(text),
-                        help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
-    parser.add_argument("--divergence", choices=loss.DIVERGENCES, default="reverse_kl")
-    parser.add_argument("--micro-tokens", type=engines.positive_int, default=16384,
-                        help="tokens of one forward and backward pass, student and teacher together")
-    parser.add_argument("--grad-checkpoint-every", type=int, choices=range(0, 1000), metavar="N",
-                        help="recompute every Nth layer in the backward pass, 0: none (default: as few as fit)")
-
-
-def update_args(args, settings, bench):
-    """The flags of `add_arguments`, --tau with its default (section 2.3: a cap on MATH alone); BadInput where there is
-    nothing to learn from."""
-    if settings.temperature == 0:
-        raise BadInput("--temperature 0 leaves no distribution to distill: give one above 0.")
-    tau = args.tau if args.tau is not None else 1e-3 if bench == "math500" else math.inf
-    return UpdateArgs(args.lr, tau, args.divergence, args.micro_tokens, args.grad_checkpoint_every)

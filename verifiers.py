@@ -394,7 +394,7 @@ def read_answers(path):
     """-> [(Problem, response, truncated)] of a file; BadInput names a line that is damaged."""
     types = {"problem": dict, "response": str, "truncated": bool}
     answers = []
-    for where, row in rows(path):
+    for where, row in list(rows(path)):  # a line that is no JSON is said first
         row = {"truncated": False} | row
         if not all(isinstance(row.get(name), kind) for name, kind in types.items()):
             line = '{"problem": {...}, "response": "...", "truncated": false}'

@@ -164,13 +164,13 @@ def train_step(model, optimizers, rows, rate):
         optimizer.zero_grad()
 
 
-def pretrain(seed, folder, most_first=500, mixed=450, batch=32, needed=(0.85, 0.5)):
+def pretrain(seed, folder, most_first=500, mixed=450, batch=32, needed=(0.85, 0.6)):
     """Make the model of `seed` in two lessons and save it into `folder`. -> its FLOPs.
 
     First careful answers to the plain prompt alone: they are short, and teach to add within some
     200 steps, where the mixture of all dialogues needs three times as many of twice the length.
     needed: accuracies on held-out sums that end the first lesson, and on held-out slips to mend that
-    the second must reach. Errors: BadInput, and no folder, if they are not reached.
+    end the second. Errors: BadInput, and no folder, if they are not reached.
     """
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -201,13 +201,18 @@ def pretrain(seed, folder, most_first=500, mixed=450, batch=32, needed=(0.85, 0.
             adds = accuracy(arithmetic.careful)
             bar.set_postfix_str(f"adds {adds:.0%} of held-out sums")
         check_learned(seed, "add", adds, needed[0], first)
-        bar.total = first + mixed
-        for k in range(mixed):
-            step(arithmetic.dialogue, min(1, 1.43 * (1 - k / mixed)) + 0.01)
-            if k % 25 == 24:
-                mends = accuracy(arithmetic.mended)
-                bar.set_postfix_str(f"mends {mends:.0%} of held-out slips")
-        check_learned(seed, "mend a slip", accuracy(arithmetic.mended), needed[1], first + mixed)
+        mends, second = -1.0, 0  # below any that is needed: the first round is run
+        for steps, peak in ((mixed, 1.0), (mixed // 2, 0.5), (mixed // 2, 0.5)):
+            if mends >= needed[1]:
+                break  # most seeds need one round
+            bar.total = first + second + steps
+            for k in range(steps):
+                step(arithmetic.dialogue, peak * min(1, 1.43 * (1 - k / steps)) + 0.01)
+                if k % 25 == 24:
+                    mends = accuracy(arithmetic.mended)
+                    bar.set_postfix_str(f"mends {mends:.0%} of held-out slips")
+            mends, second = accuracy(arithmetic.mended), second + steps
+        check_learned(seed, "mend a slip", mends, needed[1], first + second)
     save(model, tokenizer, folder)
     return 6 * model.num_parameters() * tokens
 

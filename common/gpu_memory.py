@@ -7,53 +7,91 @@ from common.errors import BadInput
 from loss import CHUNK_BYTES
 
 
-def memory_budget(config, tokens, student_tokens, checkpoint_every, world=1, *, lora_rank):
+def memory_budget(config, tokens, student_tokens, recompute_every, world=1, *, lora_rank):
     """What training takes of one GPU in bfloat16, {part: bytes}; the engine's share comes on top.
 
     config: the model's; tokens: student and teacher rows of the largest micro-batch; student_tokens: those of the
-    student's rows alone, whose activations are kept for the backward pass. A checkpointed layer keeps its input,
-    another one what autograd saves of its operations, counted for the two families (a test measures it); one layer is
-    at work on `tokens`. Attention is taken not to store its scores (flash, or sdpa's fused kernels).
+    student's rows alone, whose activations are kept for the backward pass. A recomputed layer keeps its input, another
+    one what autograd saves of its operations, counted for the two families (a test measures it); one layer is at work
+    on `tokens`. Attention is taken not to store its scores (flash, or sdpa's fused kernels).
     """
     config = config.get_text_config()
-    d, ffn, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    dim = getattr(config, "head_dim", None) or d // config.num_attention_heads
-    q, kv = dim * config.num_attention_heads, dim * config.num_key_value_heads
-    before = config.model_type != "olmo3"  # Olmo 3 normalizes after each block and over all heads at once
-    layer = 14 * lora_rank + (18 * d + 10 * q if before else 14 * d + 14 * q) + 8 * kv + 8 * ffn
-    lora = lora_rank * layers * ((d + q) * 2 + (d + kv) * 2 + (d + ffn) * 3)
-    linear = layers * (d * (2 * q + 2 * kv) + 3 * d * ffn)
-    checkpointed = math.ceil(layers / checkpoint_every) if checkpoint_every else 0
-    whole = 2 * config.vocab_size * d * (1 if config.tie_word_embeddings or world > 1 else 2)  # head, embedding
-    sharded = linear + (config.vocab_size * d if world > 1 and not config.tie_word_embeddings else 0)
-    kept = checkpointed * 2 * d + (layers - checkpointed) * layer
-    return {"weights": whole + 2 * sharded // world,
-            "adapter": 18 * lora // world,  # float32 weight, gradient and two moments, bfloat16 copy
-            "activations": student_tokens * kept + tokens * layer,
-            "loss": 4 * CHUNK_BYTES["cuda"] + tokens * 8 * d}
+    hidden, ffn, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    q, kv = attention_widths(config)
+    recomputed = math.ceil(layers / recompute_every) if recompute_every else 0
+    layer = layer_activations(config, lora_rank)
+    activations = recomputed * 2 * hidden + (layers - recomputed) * layer
+    # A LoRA pair has rank * (inputs + outputs) weights: queries and output, keys and values, the feed-forward net.
+    pairs = 2 * (hidden + q) + 2 * (hidden + kv) + 3 * (hidden + ffn)
+    lora = lora_rank * layers * pairs
+    whole, sharded = backbone_weights(config, world)
+    return {
+        "weights": 2 * whole + 2 * sharded // world,
+        # Weight, gradient and two moments in float32, a copy in bfloat16.
+        "adapter": 18 * lora // world,
+        "activations": student_tokens * activations + tokens * layer,
+        # Four buffers of the logits, and the hidden states of both.
+        "loss": 4 * CHUNK_BYTES["cuda"] + tokens * 8 * hidden,
+    }
+
+
+def attention_widths(config):
+    """(width of all queries of a token, width of all its keys)."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head * config.num_attention_heads, head * config.num_key_value_heads
+
+
+def layer_activations(config, lora_rank):
+    """Bytes a token that autograd saves of a layer that is not recomputed."""
+    hidden, (q, kv) = config.hidden_size, attention_widths(config)
+    if config.model_type == "olmo3":
+        # It normalizes after each block, and over all heads at once.
+        ends = 14 * hidden + 14 * q
+    else:
+        ends = 18 * hidden + 10 * q
+    return ends + 8 * kv + 8 * config.intermediate_size + 14 * lora_rank
+
+
+def backbone_weights(config, world):
+    """(weights that every rank has whole, weights that the ranks share): numbers, not bytes."""
+    hidden, (q, kv) = config.hidden_size, attention_widths(config)
+    linear = config.num_hidden_layers * (hidden * (2 * q + 2 * kv) + 3 * hidden * config.intermediate_size)
+    table = config.vocab_size * hidden  # the head, or an embedding that is not tied to it
+    if config.tie_word_embeddings:
+        return table, linear
+    if world > 1:
+        return table, linear + table
+    return 2 * table, linear
 
 
 def recomputed_layers(config, settings, args, openings, *, lora_rank, world):
-    """--grad-checkpoint-every, or the least recomputation that leaves a tenth of the GPU free. BadInput if a GPU cannot
-    hold the largest micro-batch beside the engine.
+    """N: every Nth layer is recomputed, 0: none. It is --grad-checkpoint-every, or the least that leaves a tenth free.
 
-    config: the model's; settings: the engine's; args: the update's (policy.UpdateArgs); openings: lengths in tokens.
+    config: the model's; settings: the engine's; args: UpdateArgs; openings: lengths in tokens. Errors: BadInput, if a
+    GPU cannot hold the largest micro-batch beside the engine.
     """
-    given = args.recompute_every
     if not torch.cuda.is_available():
-        return given or 0
-    total, longest = torch.cuda.get_device_properties(0).total_memory, max(openings) + settings.max_tokens
-    tokens, student_tokens = max(args.micro_tokens, 2 * longest), max(args.micro_tokens // 2, longest)
-    size = 2 if settings.dtype == "float32" else 1
-    for every in (0, 4, 2, 1) if given is None else (given,):
-        parts = memory_budget(config, tokens, student_tokens, every, world, lora_rank=lora_rank)
-        parts = {"engine": settings.gpu_memory * total, "CUDA": 2 * 2**30} | {k: size * v for k, v in parts.items()}
+        return args.recompute_every or 0
+    total = torch.cuda.get_device_properties(0).total_memory
+    longest = max(openings) + settings.max_tokens
+    tokens = max(args.micro_tokens, 2 * longest)
+    student_tokens = max(args.micro_tokens // 2, longest)
+    scale = 2 if settings.dtype == "float32" else 1
+    candidates = (0, 4, 2, 1) if args.recompute_every is None else (args.recompute_every,)
+    for every in candidates:
+        training = memory_budget(config, tokens, student_tokens, every, world, lora_rank=lora_rank)
+        parts = {"engine": settings.gpu_memory * total, "CUDA": 2 * 2**30}
+        parts |= {name: scale * size for name, size in training.items()}
         if sum(parts.values()) <= 0.9 * total:
             return every
     if sum(parts.values()) > total:
-        told = ", ".join(f"{name} {taken / 2**30:.1f}" for name, taken in parts.items())
-        raise BadInput(
-            f"the update needs {sum(parts.values()) / 2**30:.1f} GiB and the GPU has {total / 2**30:.1f} ({told}): "
+        raise BadInput(too_large(parts, total))
+    return every
+
+
+def too_large(parts, total):
+    """The sentence; parts: {part: bytes}, total: bytes of the GPU."""
+    sizes = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts.items())
+    return (f"the update needs {sum(parts.values()) / 2**30:.1f} GiB and the GPU has {total / 2**30:.1f} ({sizes}): "
             "take --grad-checkpoint-every 1, or smaller --gpu-memory, --max-tokens or --micro-tokens, or torchrun on "
             "more GPUs.")
-    return every

@@ -20,9 +20,10 @@ sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 import distill
 import engines
+from common.flags import UpdateArgs
 from conftest import make_model
 from engines.base import Sample
-from policy import UpdateArgs, adam, load_policy
+from policy import adam, load_policy
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -47,8 +48,8 @@ def behaviour_pass(policy, items, budget):
     """The paper's separate pass for the log-probabilities of the sampled tokens, in chunks of the loss's size."""
     for batch in distill.micro_batches(items, budget):
         with torch.no_grad():
-            hidden = policy.hidden([i.opening + i.sample.token_ids for i in batch],
-                                   [len(i.sample.token_ids) for i in batch])
+            hidden = policy.hidden_states([i.x + i.y.token_ids for i in batch],
+                                          [len(i.y.token_ids) for i in batch])
             for part in hidden.split(256):
                 (part.to(policy.head.dtype) @ policy.head.T).float().log_softmax(-1)
 
@@ -71,9 +72,9 @@ def main():
                 "ours, every 2nd": (2, False), "ours, every layer": (1, False)}  # (--grad-checkpoint-every, behaviour pass)
         policies = {n: load_policy(settings, None, 1, n, torch.device("cpu")) for n in (0, 1, 2, 4)}
         items = rows(args.responses, policies[0].head.shape[0], args.length)
-        responses = sum(len(i.sample.token_ids) for i in items)
-        student = responses + sum(len(i.opening) for i in items)
-        teacher = responses + sum(len(i.context) for i in items)
+        responses = sum(len(i.y.token_ids) for i in items)
+        student = responses + sum(len(i.x) for i in items)
+        teacher = responses + sum(len(i.c) for i in items)
         print(f"{student:,} student tokens, {teacher:,} teacher tokens, {responses:,} of responses")
 
         def run(name):

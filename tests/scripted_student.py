@@ -11,9 +11,10 @@ sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 import distill
 import engines
 from common import ranks
+from common.flags import UpdateArgs
 from conftest import make_tokenizer
 from engines.base import Sample
-from policy import UpdateArgs, load_policy
+from policy import load_policy
 
 import torch
 
@@ -98,7 +99,7 @@ def gradients(policy, items, budget, kind="reverse_kl", tau=0.05):
 def main():
     """Gradients of the toys in FOLDER on this rank's share, then distill.py on the scripted student."""
     _, folder, shares, *argv = sys.argv[1:]
-    ranks.join_ranks()
+    ranks.init_ranks()
     rank, world = ranks.rank_and_world()
     shares = [[int(i) for i in share] for share in shares.split(",")]  # "012,,345": rank 1 has none
     for architecture in ("qwen3", "olmo3"):

@@ -182,9 +182,9 @@ def test_own_bench(tmp_path):
     assert benches.load(path, limit=2) == problems[:2] and benches.load(path, limit=9) == problems
 
 
-def test_the_problems_of_the_readme(tmp_path):
-    """What its section "Your own problems" shows loads, and its math and code problems take a right answer."""
-    section = (ROOT / "README.md").read_text().split("## Your own problems")[1].split("\n## ")[0]
+def test_the_problems_that_are_shown(tmp_path):
+    """What REPRODUCE.md's "Your own problems" shows loads, and its math and code problems take a right answer."""
+    section = (ROOT / "REPRODUCE.md").read_text().split("## Your own problems")[1].split("\n## ")[0]
     (tmp_path / "own.jsonl").write_text(re.search("```json\n(.*?)```", section, re.DOTALL)[1])
     problems = {problem.verifier: problem for problem in benches.load(str(tmp_path / "own.jsonl"))}
     assert set(problems) == {"math", "code", "judge"}

@@ -20,9 +20,10 @@ import policy as policies
 import scripted_student
 from common import gpu_memory, journal, ranks
 from common.errors import BadInput, read_jsonl
+from common.flags import UpdateArgs
 from conftest import TOY_TERMS, make_model, tolerance
 from engines.base import check_adapter, request_seed
-from policy import LORA_RANK, UpdateArgs, adam
+from policy import LORA_RANK, adam
 from scripted_student import ScriptedStudent, gradients, toy_items, toy_policy
 
 import torch
@@ -143,19 +144,19 @@ def toy(request, tmp_path_factory):
 
 def row_logits(policy, prompt, item):
     """Logits [tokens of the response, V] over the temperature, from one unpacked row."""
-    logits = policy.model(input_ids=torch.tensor([prompt + item.sample.token_ids])).logits
-    return logits[0, -len(item.sample.token_ids) - 1:-1] / policy.temperature
+    logits = policy.model(input_ids=torch.tensor([prompt + item.y.token_ids])).logits
+    return logits[0, -len(item.y.token_ids) - 1:-1] / policy.temperature
 
 
 def plain_gradients(policy, items, kind, tau):
     """Eq. 3 by the book: a row at a time, all logits, autograd, one division at the end."""
-    total = sum(len(item.sample.token_ids) for item in items)
+    total = sum(len(item.y.token_ids) for item in items)
     value = 0
     for item in items:
-        n, ids = len(item.sample.token_ids), torch.tensor(item.sample.token_ids)
-        student, teacher = (row_logits(policy, prompt, item) for prompt in (item.opening, item.context))
+        n, ids = len(item.y.token_ids), torch.tensor(item.y.token_ids)
+        student, teacher = (row_logits(policy, prompt, item) for prompt in (item.x, item.c))
         logprobs = student.log_softmax(-1)[range(n), ids]
-        w = loss.importance_weights(logprobs, torch.tensor(item.sample.logprobs))
+        w = loss.importance_weights(logprobs, torch.tensor(item.y.logprobs))
         value = value + (w * loss.token_divergence(student, teacher.detach(), kind, tau)).sum()
     (value / total).backward()
     grads = {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.requires_grad}
@@ -226,9 +227,9 @@ def test_the_backbone_and_the_head_are_frozen(toy):
 def test_metrics(toy):
     """Against the plain forms, on one item whose sampler was far less sure: every weight is at the cap."""
     item = toy_items()[2]
-    policy, n = toy_policy(toy), len(item.sample.token_ids)
-    item.sample.logprobs = [-50.0] * n
-    student, teacher = (row_logits(policy, prompt, item).detach() for prompt in (item.opening, item.context))
+    policy, n = toy_policy(toy), len(item.y.token_ids)
+    item.y.logprobs = [-50.0] * n
+    student, teacher = (row_logits(policy, prompt, item).detach() for prompt in (item.x, item.c))
     _, metrics = gradients(policy, [item], 1, tau=math.inf)
     divergence = float(loss.token_divergence(student, teacher).mean())
     assert metrics["divergence"] == pytest.approx(divergence, rel=ROUNDING)
@@ -252,7 +253,7 @@ def saved_bytes(policy, tokens):
             kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address comes twice
         return tensor
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        policy.hidden([[1] * tokens], [tokens - 1])
+        policy.hidden_states([[1] * tokens], [tokens - 1])
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -411,8 +412,8 @@ def fail(where, step, monkeypatch):
     """The run is killed at `where` of update step `step` (from the first of the run)."""
     module, name, after = {
         "sampled": (distill, "update", False), "updated": (distill, "update", True),
-        "journalled": (policies, "save", False), "written": (policies, "publish", False),
-        "saved": (policies, "save", True)}[where]
+        "journalled": (policies, "save_checkpoint", False), "written": (policies, "update_latest", False),
+        "saved": (policies, "save_checkpoint", True)}[where]
     real, state = getattr(module, name), {}
 
     def failing(*args, **kwargs):
@@ -505,7 +506,7 @@ def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scri
             assert synced[os.stat(out / name).st_ino] == os.path.getsize(out / name) > 0
         save(*args)
     monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(policies, "save", checked)
+    monkeypatch.setattr(policies, "save_checkpoint", checked)
     distill.main(flags(cplus, out, 2))
     assert policies.newest_step(out / "adapter") == 2
 
@@ -516,7 +517,7 @@ def test_saving_does_not_ask_the_hub(toy_model, tmp_path, monkeypatch):
     policy, asked = toy_policy(toy_model), []
     policy.model.peft_config["default"].base_model_name_or_path = "Qwen/Qwen3-8B"
     monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *args: asked.append(args))
-    policies.save(policy, adam(policy, 1e-5), str(tmp_path), 1)
+    policies.save_checkpoint(policy, adam(policy, 1e-5), str(tmp_path), 1)
     assert len(load_file(tmp_path / "adapter_model.safetensors")) == 28 and not asked
 
 
@@ -641,7 +642,7 @@ def test_a_full_disk_while_merging_is_one_sentence(cplus, tmp_path, scripted, mo
     out, limits = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
     distill.main(flags(cplus, out, 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-    monkeypatch.setattr(policies, "publish", lambda folder, step: None)  # it would be the first to meet the limit
+    monkeypatch.setattr(policies, "update_latest", lambda folder, step: None)  # it would be the first to meet the limit
     try:
         with pytest.raises(BadInput, match="merged cannot be written .* the same command merges again"):
             distill.main(flags(cplus, out, 1, "--merge"))
@@ -672,13 +673,13 @@ def test_each_rank_sees_one_gpu(monkeypatch):
     monkeypatch.setattr(ranks.dist, "init_process_group", begun.append)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BadInput, match="4 ranks on a node with 2 GPUs"):
-        ranks.join_ranks()
+        ranks.init_ranks()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    ranks.join_ranks()
+    ranks.init_ranks()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "6" and os.environ["LOCAL_RANK"] == "0"
     assert begun == ["cpu:gloo,cuda:nccl"]
     # A rank that ends without leaving its group was aborted by gloo's threads in 13 of 30 trials, after a good run too.
-    assert at_exit == [ranks.leave_ranks]
+    assert at_exit == [ranks.close_ranks]
 
 
 def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):

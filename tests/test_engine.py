@@ -290,10 +290,10 @@ def test_a_run_in_the_other_dtype_does_not_go_on(tmp_path):
     """One begun where bfloat16 was the default, say."""
     path = str(tmp_path / "explore.json")
     begun, now = (dataclasses.asdict(hf_settings("model", dtype=dtype)) for dtype in ("bfloat16", "float32"))
-    journal.begin(path, begun)
+    journal.keep_settings(path, begun)
     with pytest.raises(BadInput, match="a run with dtype = bfloat16, not float32 .*give that value"):
-        journal.begin(path, now)
-    journal.begin(path, begun)
+        journal.keep_settings(path, now)
+    journal.keep_settings(path, begun)
 
 
 def test_bars(toy_model):

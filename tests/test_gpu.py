@@ -16,9 +16,10 @@ import distill
 import engines
 import loss
 from common import gpu_memory
+from common.flags import UpdateArgs
 from conftest import make_adapter, make_model
 from engines.base import Sample
-from policy import LORA_RANK, Trainer, UpdateArgs, adam, load_policy
+from policy import LORA_RANK, Trainer, adam, load_policy
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 H200 = pytest.param("cuda", marks=gpu)
@@ -46,7 +47,7 @@ def sampled(model, adapter, device):
     async def sample():
         sampler = await engines.start(where, adapters=True, folder=os.path.dirname(adapter))
         try:
-            trainer = Student(None, 1, where, sampler, None, None, None, 0, None)
+            trainer = Student(None, 1, where, sampler, None, None, None, 0)
             return await asyncio.gather(*(distill.student_row(trainer, 1, p, 0, problems, problems) for p in problems))
         finally:
             sampler.close()
@@ -61,10 +62,10 @@ def test_bfloat16_weights_are_noise_around_one(tmp_path, device):
     items = sampled(model, adapter, device)
     policy = load_policy(settings(model), adapter, 1, 0, torch.device(device))
     with torch.no_grad():
-        lengths = [len(i.sample.token_ids) for i in items]
-        hidden = policy.hidden([i.opening + i.sample.token_ids for i in items], lengths)
-        ids = torch.tensor([t for i in items for t in i.sample.token_ids], device=device)
-        mu = torch.tensor([x for i in items for x in i.sample.logprobs], device=device)
+        lengths = [len(i.y.token_ids) for i in items]
+        hidden = policy.hidden_states([i.x + i.y.token_ids for i in items], lengths)
+        ids = torch.tensor([t for i in items for t in i.y.token_ids], device=device)
+        mu = torch.tensor([x for i in items for x in i.y.logprobs], device=device)
         _, train = loss.distill_loss(hidden, hidden, policy.head, ids, mu, temperature=1.0)
     ratios = (train - mu).exp()
     assert ratios.numel() > 500
@@ -85,10 +86,10 @@ def test_flash_attention_packs_as_sdpa_does(tmp_path, architecture):
     policy = load_policy(settings(model), None, 1, 0, torch.device("cuda"))
     assert policy.model.config._attn_implementation == "flash_attention_2"
     with torch.no_grad():
-        packed = policy.hidden(rows, lengths)
+        packed = policy.hidden_states(rows, lengths)
         policy.model.set_attn_implementation("sdpa")
-        for got in (packed, policy.hidden(rows, lengths)):
-            alone = torch.cat([policy.hidden([row], [n]) for row, n in zip(rows, lengths)])
+        for got in (packed, policy.hidden_states(rows, lengths)):
+            alone = torch.cat([policy.hidden_states([row], [n]) for row, n in zip(rows, lengths)])
             assert float((got - alone).norm() / alone.norm()) < 0.02  # bfloat16 has 8 bits
 
 

@@ -27,7 +27,7 @@ FLOORS = [
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names.split()}
 EMPTY = {"sandbox", "common"}  # whose __init__.py costs nothing to whoever imports a part
 # What one run in two does without, or --help and a mistyped flag: all else is imported at the top of its file.
-LAZY = {"torch", "transformers", "huggingface_hub", "vllm", "peft", "matplotlib", "flash_attn", "math_verify",
+LAZY = {"torch", "transformers", "huggingface_hub", "vllm", "peft", "safetensors", "matplotlib", "flash_attn", "math_verify",
         "latex2sympy2_extended", "numpy", "pyarrow", "tokenizers"}
 LATE = {"engines.hf", "engines.vllm", "benches.tiny_model", "common.ranks", "policy", "distill"}  # own modules that load one of those
 TOP = sorted(path.name for path in ROOT.glob("*.py"))

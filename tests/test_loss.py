@@ -159,6 +159,25 @@ def test_a_small_cap_flattens_a_student_that_is_less_sure_than_its_teacher():
     assert slopes[1e-3][0].tolist() == pytest.approx([0.09 * (ratio + 1), -0.09 * (ratio + 1)], abs=BY_HAND)
 
 
+@pytest.mark.parametrize("tau", [math.inf, 1e-2])
+def test_equation_3_on_the_blackboard_is_what_is_trained_with(tau):
+    """plain_loss: value and gradient of distill_loss over the tokens, in float64; weights of both sides of the cap."""
+    g = torch.Generator().manual_seed(5)
+    head = torch.randn(31, 6, generator=g, dtype=torch.float64)
+    student, teacher = (torch.randn(9, 6, generator=g, dtype=torch.float64) for _ in range(2))
+    y, log_mu = torch.randint(31, (9,), generator=g), torch.rand(9, generator=g) - 5
+    student.requires_grad_()
+    plain = loss.plain_loss(student @ head.T / 0.6, teacher @ head.T / 0.6, y, log_mu, tau=tau)
+    expected, = torch.autograd.grad(plain, student)
+    value, logprobs = loss.distill_loss(student, teacher, head, y, log_mu, temperature=0.6, tau=tau)
+    found, = torch.autograd.grad(value / 9, student)
+    weights = loss.importance_weights(logprobs, log_mu)
+    assert weights.min() < 2 and (weights == 2).any()
+    # the weights alone are float32
+    assert abs(value.item() / 9 - plain.item()) <= tolerance(torch.float32, 9) * abs(plain.item())
+    assert (found - expected).norm() <= tolerance(torch.float32, 9) * expected.norm()
+
+
 def test_an_entry_at_the_cap_keeps_its_gradient():
     p, q = torch.tensor([[0.5, 0.5]], dtype=torch.float64), torch.tensor([[0.25, 0.75]], dtype=torch.float64)
     args = (p.log(), q.log(), torch.eye(2, dtype=torch.float64), torch.tensor([0]), p.log()[:, 0])

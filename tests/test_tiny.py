@@ -340,6 +340,7 @@ def test_the_ablations_are_read_as_they_are_named(monkeypatch, tmp_path):
                 json.dump({"step": 1, "student_tokens": 10**6, "teacher_tokens": 10**6, "sample_seconds": 0, "train_seconds": 0}, file)
                 file.write("\n")
     monkeypatch.setattr(tiny, "command", command)
+    (tmp_path / "model").mkdir()
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         tiny.ablate(tiny.Demo(str(tmp_path), 1))
     assert made == {
