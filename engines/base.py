@@ -63,7 +63,7 @@ class Engine:
             raise BadInput(f"the chat template of {self.settings.model} does not take these turns "
                            f"({in_short(error)}): use an instruct model with another template.") from None
 
-    def room(self, prompt_token_ids, max_tokens):
+    def max_new_tokens(self, prompt_token_ids, max_tokens):
         """Tokens that a response may have: the limit, or what the window leaves. Errors: ContextTooLong."""
         length = len(prompt_token_ids)
         if length >= self.window:

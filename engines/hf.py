@@ -120,7 +120,7 @@ class HFEngine(Engine):
 
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
         """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, BadInput (adapter)."""
-        max_tokens = self.room(prompt_token_ids, max_tokens)
+        max_tokens = self.max_new_tokens(prompt_token_ids, max_tokens)
         if adapter is not None:
             check_adapter(adapter, self.settings.model)
         uniforms = torch.rand(max_tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -94,7 +94,7 @@ class VLLMEngine(Engine):
         self.idle.set()
         self.numbers = itertools.count(1)    # of requests and adapters
         self.using = None                    # the adapter folder of what runs
-        self.lora = self.mark = None         # the adapter that vLLM holds, and its (path, time of change)
+        self.lora = self.version = None      # the adapter that vLLM holds, and its (path, time of change)
         self.adapters = []                   # all that it has held: {"name", "id", "path", "sha256"}
         start_watchdog()
         until_started.enter_context(output_into(log))
@@ -206,7 +206,7 @@ class VLLMEngine(Engine):
 
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
         """See HFEngine.sample. Errors: EngineDead too."""
-        max_tokens = self.room(prompt_token_ids, max_tokens)
+        max_tokens = self.max_new_tokens(prompt_token_ids, max_tokens)
         params = self.params(seed=seed, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
         try:
             async with self.gate:  # in order of arrival, so that no request waits for ever
@@ -219,7 +219,7 @@ class VLLMEngine(Engine):
             try:
                 async for output in self.llm.generate({"prompt_token_ids": prompt_token_ids}, params,
                                                       str(next(self.numbers)), lora_request=lora, priority=priority):
-                    done = output.outputs[0]  # FINAL_ONLY: the only one
+                    completion = output.outputs[0]  # FINAL_ONLY: the only one
             finally:
                 self.running -= 1
                 if not self.running:
@@ -227,43 +227,50 @@ class VLLMEngine(Engine):
         except self.dead as error:
             raise EngineDead(f"vLLM's engine is dead ({in_short(error.__cause__ or error)}): {self.log} says more; "
                              "what is graded is kept, and the same command goes on.") from None
-        if done.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
+        if completion.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
             raise EngineDead(f"vLLM's engine was stopped from outside: {self.log} says more; what is graded is kept, "
                              "and the same command goes on.")
-        ids = list(done.token_ids)
+        ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return Sample(ids, text, list(done.logprobs.logprobs), done.finish_reason, len(prompt_token_ids))
+        return Sample(ids, text, logprobs, completion.finish_reason, len(prompt_token_ids))
 
     async def _use_adapter(self, adapter):
         """The request for an adapter folder. Another one than before takes its place when nothing runs, under a new
         name and id, and the engine must then hold it alone and no cached keys and values: vLLM keeps both by name."""
         check_adapter(adapter, self.settings.model)
-        path, file = os.path.realpath(adapter), os.path.join(adapter, "adapter_model.safetensors")
-        mark = (path, os.stat(file).st_mtime_ns)
-        if mark == self.mark:
+        path = os.path.realpath(adapter)
+        weights = os.path.join(path, "adapter_model.safetensors")
+        version = (path, os.stat(weights).st_mtime_ns)
+        if version == self.version:
             return self.lora
         await self.idle.wait()
-        with open(file, "rb") as weights:
-            digest = hashlib.sha256(weights.read()).hexdigest()
+        with open(weights, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         number = next(self.numbers)
         new = self.lora_request(f"{number}-{digest}", number, path)
-        old, self.lora, self.mark = self.lora, None, None
+        old, self.lora, self.version = self.lora, None, None  # none until vLLM is known to have the new one
+        await self._swap(old, new, adapter)
+        self.adapters.append({"name": new.lora_name, "id": number, "path": path, "sha256": digest})
+        self.lora, self.version = new, version
+        return new
+
+    async def _swap(self, old, new, adapter):
+        """Give vLLM the request `new` for the folder `adapter` instead of `old`. Errors: BadInput, the dead engine's."""
         try:
             if old:
                 await self.llm.remove_lora(old.lora_int_id)
             await self.llm.add_lora(new)
-            held, cleared = set(await self.llm.list_loras()), await self.llm.reset_prefix_cache()
+            loaded = set(await self.llm.list_loras())
+            cleared = await self.llm.reset_prefix_cache()
         except self.dead:
             raise
         except Exception as error:  # raised in the engine's process, of any type
             raise BadInput(f"vLLM did not take the adapter {adapter} ({in_short(error)}): is it a LoRA "
                            f"adapter of rank {self.MAX_LORA_RANK} or less for this model?") from None
-        if held != {number} or not cleared:
-            raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(held)} instead of {number}, and "
-                           f"its prefix cache was{'' if cleared else ' not'} cleared; the same command goes on.")
-        self.adapters.append({"name": new.lora_name, "id": number, "path": path, "sha256": digest})
-        self.lora, self.mark = new, mark
-        return new
+        if loaded != {new.lora_int_id} or not cleared:
+            raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(loaded)} instead of "
+                           f"{new.lora_int_id}, and its prefix cache was{'' if cleared else ' not'} cleared; the same "
+                           "command goes on.")
 
     def close(self):
         self.llm.shutdown(timeout=2)  # seconds until its processes are killed: on a CPU they wait for one another
