@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 # --------------------------------------------------------------------------------------------------
-# Algorithm 1, lines 13-16
+# Algorithm 1
 
 
 async def distill(trainer, problems, contexts, steps, batch_size):
