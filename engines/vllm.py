@@ -255,7 +255,7 @@ class VLLMEngine(Engine):
         return new
 
     async def _swap(self, old, new, adapter):
-        """Give vLLM the request `new` for the folder `adapter` instead of `old`. Errors: BadInput, the dead engine's."""
+        """Give vLLM the request `new` for the folder `adapter` instead of `old`. Errors: BadInput, EngineDead."""
         try:
             if old:
                 await self.llm.remove_lora(old.lora_int_id)
