@@ -33,7 +33,10 @@ import torch
 
 
 async def distill(trainer, problems, contexts, steps, batch_size):
-    """problems: {id of x: its lines of cplus.jsonl}; contexts: {id of x: C+(x)}; steps: S."""
+    """problems: {id of x: its lines of cplus.jsonl}; steps: S.
+
+    contexts: {id of x: what c is drawn from, as {"context", "step"}}: C+(x), unless --traces.
+    """
     ids = list(problems)
     for step in range(trainer.done + 1, steps + 1):                                # line 13
         indices = batch_indices(step, batch_size, len(ids), trainer.seed)
@@ -44,8 +47,8 @@ async def distill(trainer, problems, contexts, steps, batch_size):
 async def train_step(trainer, step, batch, problems, contexts):
     """One step on a batch of (id of x, occurrence); explore.py takes some too (App. G.3)."""
     with trainer.sampling(batch):
-        rows = await asyncio.gather(*(student_row(trainer, step, *x, problems, contexts)
-                                      for x in trainer.share(batch)))              # line 15
+        rows = await asyncio.gather(*(student_row(trainer, step, *place, problems, contexts)
+                                      for place in trainer.share(batch)))          # line 15
     metrics = update(trainer.policy, trainer.optimizer, rows, trainer.args)        # line 16
     # Journals, then the checkpoint. A run that stops before it repeats the step with its seeds.
     trainer.commit(step, batch, rows, metrics)
@@ -195,6 +198,7 @@ async def train_on_all(trainer, step, lines):
     problems = by_problem(lines)
     if problems:
         batch = [(problem, 0) for problem in problems]
+        # a line of C+ has "context" and "step", as a draw does
         await train_step(trainer, step, batch, problems, contexts=problems)
 
 

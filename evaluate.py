@@ -30,6 +30,7 @@ import report
 import verifiers
 from common import journal
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
+from common.flags import positive_int
 from engines.base import check_adapter, request_seed, side_by_side
 from report import measures, paper
 from report.curves import bench_name, model_name, read_beside
@@ -320,7 +321,7 @@ def add_modes(parser):
 
 
 def add_test_flags(group):
-    add, positive = group.add_argument, engines.positive_int
+    add, positive = group.add_argument, positive_int
     add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
     add("--data", help="local copy of the bench in its upstream format")
     add("--adapter", help="folder of a LoRA adapter, such as out/adapter (with --bench)")

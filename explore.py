@@ -63,9 +63,9 @@ async def explore_segment(run, x, steps):
             c = prompts.carry(x, family, y_hat, r, f)          # line 10
         y = await attempt.sample("answer", c)                  # line 11: y ~ policy(. | c)
         r, f = await attempt.verify(y)                         # line 11
-        y_hat = tail(y, L, tokenizer)                          # line 9 of the next step
+        y_hat = tail(y, L, tokenizer)                          # what line 9 takes out next time
         m = y_hat, r, f
-        run.keep(attempt.record(c, y_hat))                     # line 12: `cplus` reads these
+        run.keep(attempt.record(c, y_hat))                     # for line 12: see `cplus`
 
 
 async def random_segment(run, x, steps):
@@ -131,14 +131,14 @@ class Attempt:
 
     async def sample(self, request, messages, max_tokens=None):
         """y ~ policy(. | messages). request: "answer", "draft" or "summary"."""
-        engine, s, trainer = self.run.engine, self.run.settings, self.run.trainer
+        engine, settings, trainer = self.run.engine, self.run.settings, self.run.trainer
         # A seed for each request: its noise does not depend on what else is in the batch.
         # logprobs_mode="processed_logprobs" (engines/): mu of Eq. 3 is after temperature and top-p.
         # Priority by step: pass@k ends at the last step that all problems have completed.
         y = await engine.sample(
-            engine.encode(messages), seed=self.seed(request), max_tokens=max_tokens or s.max_tokens,
-            temperature=s.temperature, top_p=s.top_p, priority=self.t,
-            adapter=trainer.adapter() if trainer else None)
+            engine.encode(messages), seed=self.seed(request), priority=self.t,
+            max_tokens=max_tokens or settings.max_tokens, temperature=settings.temperature,
+            top_p=settings.top_p, adapter=trainer.adapter() if trainer else None)
         self.samples[request] = y
         return y
 

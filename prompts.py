@@ -1,4 +1,4 @@
-"""Every prompt text and the dialogue that the texts make (App. B.3, C.3).
+"""Every prompt text and the dialogue that they make (App. B.3, C.3); the few that are ours say so.
 
 Messages are chat turns [{"role": "system" | "user" | "assistant", "content": str}, ...]. Family
 "olmo3" has the OLMES openings, any other family those of Qwen3; the later turns are the same for

@@ -22,6 +22,7 @@ from common.errors import exit_with_sentence, read_jsonl
 from common.flags import positive_int
 from report import curves, measures, plots
 
+RECIPE = 2  # of the model and the commands: a folder that another one made is refused
 MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one about 30
 
 
@@ -51,8 +52,7 @@ class Demo:
     def make_model(self):
         if not os.path.isdir(self.path("model")):
             from benches.tiny_model import pretrain
-            flops = pretrain(self.seed, self.path("model"))
-            journal.write_json(self.path("pretraining.json"), {"flops": flops})
+            pretrain(self.seed, self.path("model"))
 
     def explore(self, folder, *flags):
         command(explore, "--bench", "arithmetic", "--split", "train", "--calls", 24,
@@ -139,7 +139,7 @@ def print_tables(demo):
 
 def print_compute(demo, seconds):
     """What the demo computed, and how fast this processor is, to judge one's own time by."""
-    pretraining = journal.read_json(demo.path("pretraining.json"))["flops"]
+    pretraining = journal.read_json(demo.path("model", "pretraining.json"))["flops"]
     runs = demo.explored("random"), demo.explored("leaf")
     explored = 1e15 * sum(run.curves["petaflops"][-1] for run in runs)
     import torch
@@ -232,12 +232,12 @@ def results(demo):
 
 
 def run_seeds(out, count):
-    """Every figure of the demo and of five ablations for `count` models: mean and range."""
+    """Every figure of the demo and of four ablations for `count` models: mean and range."""
     seeds = []
     for seed in range(1, count + 1):
         demo = Demo(os.path.join(out, f"seed_{seed}"), seed)
         demo.run()
-        for folder in COMPARED:
+        for folder in COMPARED[2:]:  # the demo has made the first two
             demo.explore(folder, *ABLATIONS[folder][1:])
         seeds.append(results(demo))
     print_table(f"{count} models", "mean", "lowest", "highest")
@@ -256,14 +256,14 @@ def main(argv=None):
     add("--ablations", action="store_true",
         help="explore with each ablation of App. G.2 and G.3 instead")
     add("--seeds", type=positive_int, metavar="N",
-        help="the demo and five ablations for seeds 1..N, each in OUT/seed_K")
+        help="the demo and four ablations for seeds 1..N, each in OUT/seed_K")
     args = parser.parse_args(argv)
     begin, demo = time.time(), Demo(args.out, args.seed)
     with journal.lock(args.out):
         if args.seeds:
             run_seeds(args.out, args.seeds)
             return
-        journal.keep_settings(demo.path("tiny.json"), {"seed": args.seed})
+        journal.keep_settings(demo.path("tiny.json"), {"seed": args.seed, "recipe": RECIPE})
         if args.ablations:
             ablate(demo)
             print(f"\nPlot: {demo.path('ablations.png')}   {time.time() - begin:.0f} s in all")

@@ -173,7 +173,7 @@ def verdict_on(text, a, b):
 
 
 def pair(rng, held_out=()):
-    """Two numbers that neither a bench nor `held_out` has."""
+    """Two numbers that neither a bench, in either order, nor `held_out` has."""
     while True:
         a, b = rng.randrange(100, 1000), rng.randrange(100, 1000)
         if split_of(a, b) == "pretrain" and (a, b) not in held_out:

@@ -9,7 +9,6 @@ Both return the log-probability that a token was really drawn with, that is afte
 
 torch and transformers are loaded by the functions that need them: --help and a mistyped flag need neither.
 """
-import argparse
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from common.errors import BadInput
+from common.flags import positive_int
 from engines.base import load
 
 # App. B.4 and C.1 of the paper: prompt family, decoding, response limits (`lcb`: there), and N of the FLOPs formula.
@@ -51,6 +51,7 @@ class Settings:
 def settings(args, bench, gpu_memory=0.9):
     """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does."""
     import torch
+    from transformers import AutoConfig
     cuda = torch.cuda.is_available()
     if args.model is None and not cuda:
         raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small "
@@ -62,9 +63,10 @@ def settings(args, bench, gpu_memory=0.9):
         engine = "vllm" if cuda else "hf"
     if engine == "hf" and args.tensor_parallel * args.data_parallel > 1:
         raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
+    config = load(AutoConfig, model)  # whatever the flags: a mistyped --model is said before anything is fetched
     resolved = Settings(
         model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
-        dtype=args.dtype or default_dtype(model),
+        dtype=args.dtype or default_dtype(model, config),
         temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
         max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
@@ -75,13 +77,12 @@ def settings(args, bench, gpu_memory=0.9):
     return resolved
 
 
-def default_dtype(model):
+def default_dtype(model, config):
     """"bfloat16" or "float32": the paper's models run in bfloat16, others in their checkpoint's own numbers.
 
-    Where the processor has no bfloat16, float32. Errors: BadInput, for a model that cannot be loaded.
+    Where the processor has no bfloat16, float32.
     """
-    from transformers import AutoConfig
-    own_dtype = getattr(load(AutoConfig, model), "dtype", None)
+    own_dtype = getattr(config, "dtype", None)
     if not has_bfloat16():
         return "float32"
     if model not in MODELS and str(own_dtype) == "torch.float32":
@@ -162,10 +163,3 @@ def add_arguments(parser):
     add("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
     add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy of the model (vllm)")
     add("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")
-
-
-def positive_int(text):
-    """argparse type: a whole number above zero."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
-    return int(text)

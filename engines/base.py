@@ -22,7 +22,7 @@ class Sample:
     prompt_tokens: int
 
     def truncated(self, max_tokens):
-        """Whether the limit of `max_tokens` ended it, or nearly did."""
+        """Whether the limit ended it; one that ends on its very last token counts too."""
         return self.finish_reason == "length" or len(self.token_ids) >= max_tokens
 
 

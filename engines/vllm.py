@@ -25,7 +25,7 @@ from engines.base import Engine, EngineDead, Sample, check_adapter, fetch_weight
 @functools.cache
 def start_watchdog():
     """One watchdog for this process; a session of its own keeps Ctrl-C away from it."""
-    return subprocess.Popen([sys.executable, "-I", watchdog.__file__, str(os.getpid())], start_new_session=True,
+    return subprocess.Popen([sys.executable, "-P", watchdog.__file__, str(os.getpid())], start_new_session=True,
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

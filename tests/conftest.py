@@ -3,7 +3,7 @@ import os
 import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never asks the Hub
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as engine.py does: before torch is loaded
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as engines/ does: before torch is loaded
 # A shell that starts the tests in its background lets them, and all that they start, ignore Ctrl-C: some send one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
