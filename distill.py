@@ -33,10 +33,7 @@ import torch
 
 
 async def distill(trainer, problems, contexts, steps, batch_size):
-    """problems: {id of x: its lines of cplus.jsonl}; steps: S.
-
-    contexts: {id of x: what c is drawn from, as {"context", "step"}}: C+(x), unless --traces.
-    """
+    """problems: {id: its lines of cplus.jsonl}; contexts: {id: [{"context", "step"}]}; steps: S."""
     ids = list(problems)
     for step in range(trainer.done + 1, steps + 1):                                # line 13
         indices = batch_indices(step, batch_size, len(ids), trainer.seed)
