@@ -118,7 +118,7 @@ class VLLMEngine(Engine):
             from vllm.sampling_params import RequestOutputKind
             from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
         except Exception as error:  # of any type: compiled parts of it may not load
-            traceback.print_exc()   # into the log
+            self._log_traceback()
             raise BadInput(f"vLLM cannot be imported ({in_short(error)}): install requirements.txt, or sample with "
                            "--engine hf.") from None
         self.dead, self.lora_request = (EngineDeadError, EngineGenerateError), LoRARequest
@@ -127,6 +127,11 @@ class VLLMEngine(Engine):
             stop_token_ids=self.stop_ids, output_kind=RequestOutputKind.FINAL_ONLY)
         self.platform = current_platform
         self.cpu = current_platform.is_cpu()
+
+    def _log_traceback(self):
+        """Of the error at hand: the user sees one sentence, which names the log."""
+        with open(self.log, "a") as file:
+            traceback.print_exc(file=file)
 
     def _launch(self, adapters):
         """vLLM's engine, in processes that it starts."""
@@ -149,7 +154,7 @@ class VLLMEngine(Engine):
                 gpu_memory_utilization=s.gpu_memory, enforce_eager=self.cpu, disable_log_stats=True,
                 use_tqdm_on_load=False))
         except Exception as error:  # of any type: from vLLM, and from what it runs on
-            traceback.print_exc()   # into the log
+            self._log_traceback()
             raise BadInput(f"vLLM did not start ({in_short(error)}): {self.log} says more.") from None
 
     @classmethod
