@@ -132,8 +132,9 @@ def spawn(namespaces):
     sources = list({os.path.realpath(path): None for path in sources if os.path.exists(path)})
     config = json.dumps({"namespaces": namespaces, "packages": packages, "sources": sources,
                          "temporary": tempfile.gettempdir()})
+    # A second arena would take 64 MiB of a thread's address space, or not, by luck of where it lies.
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "PYTHONHASHSEED": "0",
-                   "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+                   "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", HELPER, str(theirs.fileno()), str(os.getpid()), config],
         pass_fds=[theirs.fileno()], cwd="/", start_new_session=True, stdin=subprocess.DEVNULL,

@@ -313,6 +313,9 @@ def test_memory_processes_output_disk_files(kind):
                       "    x = bytearray(90 << 20)\n    time.sleep(3)\nthreading.Thread(target=f).start()",
                       memory=128 << 20)
     assert of_a_thread.error == "MemoryError"
+    in_a_thread = run("import threading\nthreading.Thread(target=lambda: print(len(bytearray(230 << 20)))).start()",
+                      memory=300 << 20)
+    assert in_a_thread.stdout == f"{230 << 20}\n"
     endless = run("while True: print('a' * 100000)")
     assert "File too large" in endless.error and len(endless.stdout) == jail.OUTPUT_BYTES
     assert "Too many open files" in run("f = [open('/dev/null') for _ in range(300)]").error
