@@ -20,6 +20,7 @@ class Sample:
     logprobs: list         # log mu of each token: after temperature and top-p
     finish_reason: str     # "stop" | "length"
     prompt_tokens: int
+    seconds: float = 0.0   # in the engine, from its admission into the batch to its last token: no waiting in the queue
 
     def truncated(self, max_tokens):
         """Whether the limit ended it; one that ends on its very last token counts too."""

@@ -24,8 +24,10 @@ class Row:
     temperature: float
     top_p: float
     adapter: str | None
-    uniforms: torch.Tensor         # [max_tokens] float64: the request's noise, from its seed alone
+    seed: int
     future: asyncio.Future
+    uniforms: torch.Tensor | None = None  # [max_tokens] float64: the request's noise, from its seed alone
+    admitted: float = 0.0          # time.monotonic() at its admission into the batch
     token_ids: list = field(default_factory=list)
     logprobs: list = field(default_factory=list)
 
@@ -123,9 +125,8 @@ class HFEngine(Engine):
         max_tokens = self.max_new_tokens(prompt_token_ids, max_tokens)
         if adapter is not None:
             check_adapter(adapter, self.settings.model)
-        uniforms = torch.rand(max_tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         future = asyncio.get_running_loop().create_future()
-        row = Row(prompt_token_ids, max_tokens, temperature, top_p, adapter, uniforms, future)
+        row = Row(prompt_token_ids, max_tokens, temperature, top_p, adapter, seed, future)
         heapq.heappush(self.waiting, (priority, next(self.order), row))
         if self.server is None or self.server.done():
             self.server = asyncio.ensure_future(self._serve())
@@ -138,14 +139,19 @@ class HFEngine(Engine):
                 new = self._admit()
                 for row in await loop.run_in_executor(self.thread, self._step, new):
                     if not row.future.done():
-                        reason = "stop" if row.token_ids[-1] in self.stop_ids else "length"
-                        text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-                        row.future.set_result(Sample(row.token_ids, text, row.logprobs, reason, len(row.prompt)))
+                        row.future.set_result(self._sample_of(row))
         except Exception as error:  # whoever waits must hear of it: a lost future would hang the run
             for row in [*new, *self.running, *(row for _, _, row in self.waiting)]:
                 if not row.future.done():
                     row.future.set_exception(error)
             self.running, self.waiting = [], []
+
+    def _sample_of(self, row):
+        """The completion of a row that has just finished."""
+        seconds = time.monotonic() - row.admitted
+        reason = "stop" if row.token_ids[-1] in self.stop_ids else "length"
+        text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        return Sample(row.token_ids, text, row.logprobs, reason, len(row.prompt), seconds)
 
     def _enough_to_prefill(self):
         """Whether as many requests wait, and as many slots are free, as make a prefill worth its time.
@@ -175,6 +181,9 @@ class HFEngine(Engine):
                 self.adapter = row.adapter
             heapq.heappop(self.waiting)
             if not row.future.done():  # its waiter may have been cancelled
+                generator = torch.Generator().manual_seed(row.seed)
+                row.uniforms = torch.rand(row.max_tokens, dtype=torch.float64, generator=generator)
+                row.admitted = time.monotonic()
                 new.append(row)
         return new
 

@@ -151,8 +151,8 @@ class VLLMEngine(Engine):
                 enable_chunked_prefill=not self.cpu, max_num_batched_tokens=step_tokens,
                 tensor_parallel_size=s.tensor_parallel, data_parallel_size=s.data_parallel,
                 enable_lora=adapters, max_lora_rank=self.MAX_LORA_RANK, max_loras=1, enable_prefix_caching=True,
-                gpu_memory_utilization=s.gpu_memory, enforce_eager=self.cpu, disable_log_stats=True,
-                use_tqdm_on_load=False))
+                gpu_memory_utilization=s.gpu_memory, enforce_eager=self.cpu, use_tqdm_on_load=False,
+                disable_log_stats=False))  # for `metrics` of a request's output
         except Exception as error:  # of any type: from vLLM, and from what it runs on
             self._log_traceback()
             raise BadInput(f"vLLM did not start ({in_short(error)}): {self.log} says more.") from None
@@ -237,7 +237,9 @@ class VLLMEngine(Engine):
                              "and the same command goes on.")
         ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return Sample(ids, text, logprobs, completion.finish_reason, len(prompt_token_ids))
+        # vLLM's own clock: what it takes to go on after another request took its memory counts too.
+        seconds = output.metrics.last_token_ts - output.metrics.scheduled_ts
+        return Sample(ids, text, logprobs, completion.finish_reason, len(prompt_token_ids), seconds)
 
     async def _use_adapter(self, adapter):
         """The request for an adapter folder. Another one than before takes its place when nothing runs, under a new

@@ -10,6 +10,8 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
+import types
 
 import huggingface_hub.utils
 import pytest
@@ -120,8 +122,8 @@ def test_draw_follows_the_distribution():
     """Frequencies of 20,000 draws from a known distribution, within five standard deviations."""
     p = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
     n = 20_000
-    rows = [hf.Row([], 1, 1.0, 1.0, None, torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(i)),
-                       None, [], []) for i in range(n)]
+    rows = [hf.Row([], 1, 1.0, 1.0, None, i, None,
+                   torch.rand(1, dtype=torch.float64, generator=torch.Generator().manual_seed(i))) for i in range(n)]
     tokens, logprobs = hf.draw(p.log().expand(n, -1), rows)
     counts = collections.Counter(tokens)
     for token, probability in enumerate(p.tolist()):
@@ -133,8 +135,8 @@ def test_draw_follows_the_distribution():
 def test_draw_at_the_ends():
     """The largest uniform never falls off the end, temperature 0 is the arg max, top-p always keeps the best token."""
     def row(u, **changes):
-        return hf.Row([], 1, changes.get("temperature", 1.0), changes.get("top_p", 1.0), None,
-                          torch.tensor([u], dtype=torch.float64), None, [], [])
+        return hf.Row([], 1, changes.get("temperature", 1.0), changes.get("top_p", 1.0), None, 0, None,
+                      torch.tensor([u], dtype=torch.float64))
     logits = torch.tensor([[0.0, 3.0, 1.0]]).expand(4, -1)
     rows = [row(1 - 2**-53), row(0.0), row(0.999, temperature=0), row(0.999, top_p=0.01)]
     assert hf.draw(logits, rows)[0] == [2, 0, 1, 1]
@@ -181,6 +183,34 @@ def test_priority(toy_model):
         e.close()
     asyncio.run(run())
     assert order == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("slots,wanted", [(1, [5, 3, 4]), (2, [6, 3, 4]), (3, [5, 3, 4])])
+def test_seconds_leave_out_the_wait_in_the_queue(toy_model, monkeypatch, slots, wanted):
+    """By a clock that moves one second with each forward pass: 5, 3 and 4 tokens, all asked for at once.
+
+    As many seconds as tokens, however long they waited. With two slots the first one stands still for a second while
+    the third, in the place of the second, has its prompt read.
+    """
+    passes = []
+
+    async def run():
+        e = await engines.start(hf_settings(toy_model))
+        e.slots, e.stop_ids, step = slots, [], e._step
+
+        def timed(new):
+            finished = step(new)
+            passes.append(new)
+            return finished
+        monkeypatch.setattr(e, "_step", timed)
+        try:
+            return await asyncio.gather(*(e.sample(**dict(requests(1)[0], max_tokens=n)) for n in (5, 3, 4)))
+        finally:
+            e.close()
+    monkeypatch.setattr(hf, "time", types.SimpleNamespace(monotonic=lambda: len(passes), time=time.time))
+    samples = asyncio.run(run())
+    assert [len(s.token_ids) for s in samples] == [5, 3, 4]
+    assert [s.seconds for s in samples] == wanted
 
 
 def test_seeds_are_fixed():

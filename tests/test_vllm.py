@@ -153,6 +153,17 @@ def test_samples(vllm, model):
 
 
 @marked
+def test_seconds_leave_out_the_wait_in_the_queue(vllm):
+    """No more than `slots` requests run at a time, so all their seconds together are no more than that many times the
+    time they took together. With the wait they would be more: half of them wait while the other half runs."""
+    wanted = [dict(requests()[0], seed=i) for i in range(2 * vllm.engine.slots)]
+    begin = time.monotonic()
+    samples = vllm.sample(wanted)
+    taken = time.monotonic() - begin
+    assert all(s.seconds > 0 for s in samples) and sum(s.seconds for s in samples) <= vllm.engine.slots * taken
+
+
+@marked
 def test_adapter_swaps_are_checked(vllm, model, adapters, tmp_path):
     """A new name and id for each version, also of the same folder; the engine holds the newest alone; else a sentence."""
     folder = tmp_path / "adapter"
