@@ -23,6 +23,7 @@ import asyncio
 import json
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +51,7 @@ NO_PROGRAM = "No program was found in the answer: put it inside a ```python ... 
 @dataclass(frozen=True)
 class Verdict:
     reward: int  # r in {0, 1}
-    correct: int  # s in {0, 1}
+    correct: int | None  # s in {0, 1}; None while the private tests of a program are not graded
     feedback: str  # f
     signature: str | None  # App. A
     fault: str | None = None  # why the verifier itself failed; the answer then counts as wrong
@@ -78,27 +79,35 @@ def math_verdict(problem, response, ask):
 
 
 def code_verdict(problem, response, truncated):
-    """Verdict of a program (App. C.2); a sandbox that fails is a fault."""
-    try:
-        return Verdict(*program_verdict(problem, response, truncated))
-    except RuntimeError as error:
-        return Verdict(0, 0, "", None, str(error))
+    """Verdict of a program by its public tests (App. C.2); a sandbox that fails is a fault.
 
-
-def program_verdict(problem, response, truncated):
-    """-> (reward, correct, feedback, signature).
-
-    RuntimeError if the sandbox fails, BadInput if there is none.
+    `correct` is None where they pass: see `private_verdict`. BadInput if there is no sandbox.
     """
     program = program_of(response)
     if program is None:
-        return 0, 0, no_program(problem, truncated), None
-    if problem.tests["type"] == "assert":
-        passed, correct, feedback = asserts_verdict(problem, program)
-    else:
-        passed, correct, feedback = tests_verdict(problem, program)
+        return Verdict(0, 0, no_program(problem, truncated), None)
+    public_tests = run_public_asserts if problem.tests["type"] == "assert" else run_public_tests
+    try:
+        passed, feedback = public_tests(problem, program)
+    except RuntimeError as error:
+        return Verdict(0, 0, "", None, str(error))
     feedback = as_text(feedback[:FEEDBACK_CHARACTERS])
-    return int(passed), int(correct), feedback, None if passed else feedback
+    if passed:
+        return Verdict(1, None, feedback, None)
+    return Verdict(0, 0, feedback, feedback)
+
+
+def private_verdict(problem, response, verdict):
+    """`verdict` of a program that passed its public tests, with `correct` by the private ones."""
+    program = program_of(response)
+    try:
+        if problem.tests["type"] == "assert":
+            correct = passes_private_asserts(problem, program)
+        else:
+            correct = passes_private_tests(problem, program)
+    except RuntimeError as error:
+        return Verdict(0, 0, "", None, str(error))
+    return replace(verdict, correct=int(correct))
 
 
 def no_program(problem, truncated):
@@ -108,16 +117,18 @@ def no_program(problem, truncated):
     return TRUNCATED if truncated else NO_BLOCK
 
 
-def asserts_verdict(problem, program):
-    """-> (all public asserts hold, the private ones too, feedback)."""
+def run_public_asserts(problem, program):
+    """-> (all of them hold, feedback)."""
     tests = problem.tests
     loaded, *outcomes = run_asserts(problem, program, tests["public"])
     feedback = asserts_feedback(tests["public"], loaded, outcomes, tests["time_limit"])
-    passed = bool(outcomes) and all_ok(outcomes)  # no outcomes: it did not load
-    correct = passed and all_ok(run_asserts(problem, program, tests["private"]))
-    if "plus" in tests:  # MBPP+
-        correct = correct and mbpp.passes(problem, program)
-    return passed, correct, feedback
+    return bool(outcomes) and all_ok(outcomes), feedback  # no outcomes: it did not load
+
+
+def passes_private_asserts(problem, program):
+    if not all_ok(run_asserts(problem, program, problem.tests["private"])):
+        return False
+    return "plus" not in problem.tests or mbpp.passes(problem, program)  # plus: MBPP+
 
 
 def all_ok(outcomes):
@@ -133,11 +144,10 @@ class Failure(NamedTuple):
     characters: int  # of the whole output
 
 
-def tests_verdict(problem, program):
-    """-> (all public tests pass, the private ones too, feedback)."""
+def run_public_tests(problem, program):
+    """-> (all of them pass, feedback)."""
     tests, failures = problem.tests, []
-    functional = tests["type"] == "functional"
-    with run.answer(program, imports=problem.imports, star_imports=functional) as answer:
+    with answer_of(problem, program) as answer:
         for number, (right, outcome) in enumerate(run_tests(problem, answer, tests["public"]), 1):
             if right:
                 continue
@@ -147,10 +157,18 @@ def tests_verdict(problem, program):
             failures.append(Failure(number, given, expected, outcome, len(output)))
             if tests.get("stop_at_first_failure"):
                 break
-        passed = not failures
-        private = run_tests(problem, answer, tests["private"]) if passed else ()
-        correct = passed and all(right for right, _ in private)
-    return passed, correct, tests_feedback(problem, failures)
+    return not failures, tests_feedback(problem, failures)
+
+
+def passes_private_tests(problem, program):
+    with answer_of(problem, program) as answer:
+        return all(right for right, _ in run_tests(problem, answer, problem.tests["private"]))
+
+
+def answer_of(problem, program):
+    """A with block's sandbox for the program of an answer."""
+    functional = problem.tests["type"] == "functional"
+    return run.answer(program, imports=problem.imports, star_imports=functional)
 
 
 def run_tests(problem, answer, tests):
@@ -335,13 +353,15 @@ def judge_verdict(text):
 # All of them
 
 
-async def grade(problem, response, truncated, engine, graders):
+async def grade(problem, response, truncated, engine, graders, public_only=False):
     """-> (Verdict, the judge's completion or None).
 
+    public_only: what the policy may see; `Graders.grade_private` says whether it is correct.
     The judge is the engine's model without adapter; its requests go ahead of all others.
     """
     if problem.verifier != "judge":
-        return await graders.grade(problem, response, truncated), None
+        grade_whole_or_public = graders.grade_public if public_only else graders.grade
+        return await grade_whole_or_public(problem, response, truncated), None
     prompt = engine.encode(judge_messages(problem, response))
     try:
         judgment = await engine.sample(
@@ -355,6 +375,11 @@ async def grade(problem, response, truncated, engine, graders):
 class Graders(Workers):
     """A bounded pool beside the engine: threads, each with its own worker process or sandbox."""
 
+    def __init__(self, workers=None):
+        super().__init__(workers)
+        # The private tests that nobody waits for have half of the cores at most.
+        self.private_threads = ThreadPoolExecutor(max(1, self.workers // 2), "private grader")
+
     def submit(self, problem, response, truncated=False):
         """-> concurrent.futures.Future of the Verdict."""
         return self.threads.submit(self.run, problem, response, truncated)
@@ -366,7 +391,28 @@ class Graders(Workers):
         """
         return await asyncio.wrap_future(self.submit(problem, response, truncated))
 
+    async def grade_public(self, problem, response, truncated=False):
+        """-> Verdict; of a program without its private tests."""
+        future = self.threads.submit(self.run_public, problem, response, truncated)
+        return await asyncio.wrap_future(future)
+
+    async def grade_private(self, problem, response, verdict):
+        """-> `verdict` of `grade_public` with the private tests."""
+        future = self.private_threads.submit(private_verdict, problem, response, verdict)
+        return await asyncio.wrap_future(future)
+
+    def close(self):
+        self.private_threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
+        self.private_threads.shutdown(wait=True)
+
     def run(self, problem, response, truncated):
+        verdict = self.run_public(problem, response, truncated)
+        if verdict.correct is None:
+            return private_verdict(problem, response, verdict)
+        return verdict
+
+    def run_public(self, problem, response, truncated):
         if problem.verifier == "math":
             return math_verdict(problem, response, self.ask_math)
         if problem.verifier == "code":

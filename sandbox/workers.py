@@ -128,7 +128,8 @@ class Workers:
     def __init__(self, workers=None):
         """`workers`: answers graded at a time; default: the cores this process may use."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.threads = ThreadPoolExecutor(workers or cores, "grader")
+        self.workers = workers or cores
+        self.threads = ThreadPoolExecutor(self.workers, "grader")
         self.own = threading.local()
         self.math_workers = []
         self.closing = threading.Event()

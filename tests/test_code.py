@@ -1,4 +1,5 @@
 """The verdict of a program: extraction, LiveCodeBench's comparison, every shape of feedback, asserts judged apart."""
+import asyncio
 import os
 from pathlib import Path
 
@@ -511,10 +512,41 @@ def test_an_answer_holds_one_slot_at_a_time(monkeypatch, stop):
     monkeypatch.setattr(sandbox, "slots", Slot())
     given = problem(ADD_TESTS, ADD_TESTS)
     given.tests["stop_at_first_failure"] = stop
-    assert verifiers.program_verdict(given, f"```\n{ADD}\n```", False)[:2] == (1, 1)
-    assert verifiers.program_verdict(given, "```\nprint(0)\n```", False)[:2] == (0, 0) and not sandbox.slots.taken
+    right, wrong = (verifiers.verify(given, f"```\n{program}\n```") for program in (ADD, "print(0)"))
+    assert (right.reward, right.correct) == (1, 1) and (wrong.reward, wrong.correct) == (0, 0) and not sandbox.slots.taken
     given = problem(ASSERTS, ASSERTS, kind="assert")
-    assert verifiers.program_verdict(given, "```\ndef add(a, b): return a + b\n```", False)[:2] == (1, 1)
+    right = verifiers.verify(given, "```\ndef add(a, b): return a + b\n```")
+    assert (right.reward, right.correct) == (1, 1)
+
+
+def verdict_in_two(given, program):
+    """The public verdict that a carry step waits for, and the whole one."""
+    async def grade():
+        graders, response = verifiers.Graders(workers=1), f"```python\n{program}\n```"
+        try:
+            public = await graders.grade_public(given, response)
+            whole = await graders.grade_private(given, response, public) if public.correct is None else public
+            assert whole == await graders.grade(given, response)
+            return public, whole
+        finally:
+            graders.close()
+    return asyncio.run(grade())
+
+
+@pytest.mark.parametrize("kind, public, private", [
+    ("stdin", [["2", "4"]], [["3", "6"]]), ("assert", ["assert double(2) == 4"], ["assert double(3) == 6"])])
+def test_public_and_private_tests_in_two(kind, public, private):
+    """Four programs: right, wrong on the private tests alone, wrong on the public ones, and none at all."""
+    body = {"stdin": "x = int(input())\nprint({})", "assert": "def double(x): return {}"}[kind]
+    given = problem(public, private, kind=kind)
+    right, whole = verdict_in_two(given, body.format("2 * x"))
+    assert (right.reward, right.correct, whole.correct) == (1, None, 1) and whole.feedback == right.feedback
+    square, whole = verdict_in_two(given, body.format("x * x"))
+    assert (square.reward, square.correct) == (1, None) and (whole.reward, whole.correct, whole.signature) == (1, 0, None)
+    wrong, _ = verdict_in_two(given, body.format("5"))
+    assert (wrong.reward, wrong.correct) == (0, 0) and wrong.feedback == wrong.signature != ""
+    none = verifiers.code_verdict(given, "no program", False)
+    assert (none.reward, none.correct, none.signature) == (0, 0, None)
 
 
 def test_a_sandbox_that_fails_is_a_fault(monkeypatch):
