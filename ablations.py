@@ -7,7 +7,7 @@ import random
 
 import prompts
 from answers import final_part
-from common import journal
+from common import flags, journal, rollouts
 from common.errors import BadInput, read_jsonl
 from engines.base import request_seed, side_by_side
 
@@ -38,7 +38,7 @@ async def explore_segment(run, x, steps):
         y = await attempt.sample("answer", c)
         await attempt.verify(y)
         y_hat = shortened(x, y, args.compress, args.tail, run.engine.tokenizer)
-        rounds.append(run.keep(attempt.record(c, y_hat) | {"tail": y_hat}))
+        rounds.append(run.keep(x, rollouts.record(attempt, c, y_hat) | {"tail": y_hat}))
 
 
 async def restart_context(attempt):
@@ -200,7 +200,8 @@ async def step_by_step(run, problems, segments, admit, update):
             ready = [x for x in problems if t == steps.start or (x.id, t - 1) in run.records]
             await side_by_side([admit(x, range(steps.start, t + 1)) for x in ready])
             if t % every == 0:
-                os.fsync(run.journal.fileno())  # no checkpoint may outlive its answers
+                await run.lines.all_written()
+                os.fsync(run.lines.file.fileno())  # no checkpoint may outlive its answers
                 await update(t // every, t)
 
 
@@ -301,6 +302,19 @@ def teacher_draws(problems, traces, rollouts):
 
 # --------------------------------------------------------------------------------------------------
 # Command line
+
+
+def add_arguments(parser):
+    """The flags of explore.py for the ablations."""
+    group = parser.add_argument_group("other memories (App. G.2)")
+    group.add_argument("--memory", choices=MEMORIES, default="leaf",
+                       help="what a carry step's context holds")
+    group.add_argument("--compress", choices=COMPRESSIONS, default="tail",
+                       help="how the memory shows a response of more than L tokens (Table 24)")
+    group = parser.add_argument_group("updates between the steps (App. G.3)")
+    group.add_argument("--update-every", type=flags.positive_int, metavar="N",
+                       help="update the policy after every N steps")
+    flags.add_update_arguments(group, lr=1e-6)
 
 
 UPDATE_FLAGS = ("lr", "tau", "divergence", "micro_tokens", "grad_checkpoint_every")

@@ -16,19 +16,18 @@ import argparse
 import asyncio
 import dataclasses
 import functools
-import json
-import os
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import engines
 import ablations
 import benches
 import prompts
 import verifiers
-from common import flags, journal
+from common import flags, journal, rollouts
+from common.clock import Clock
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from engines.base import request_seed, side_by_side
 from report import measures
@@ -65,7 +64,7 @@ async def explore_segment(run, x, steps):
         r, f = await attempt.verify(y)                         # line 11
         y_hat = tail(y, L, tokenizer)                          # what line 9 takes out next time
         m = y_hat, r, f
-        run.keep(attempt.record(c, y_hat))                     # for line 12: see `cplus`
+        run.keep(x, rollouts.record(attempt, c, y_hat))        # for line 12: see `cplus`
 
 
 async def random_segment(run, x, steps):
@@ -76,7 +75,8 @@ async def random_segment(run, x, steps):
             c = prompts.opening(x, run.settings.family)
             y = await attempt.sample("answer", c)
             await attempt.verify(y)
-            run.keep(attempt.record(c, tail(y, run.args.tail, run.engine.tokenizer)))
+            y_hat = tail(y, run.args.tail, run.engine.tokenizer)
+            run.keep(x, rollouts.record(attempt, c, y_hat))
 
 
 def tail(y, L, tokenizer):
@@ -107,24 +107,14 @@ def cplus(records):
 # --------------------------------------------------------------------------------------------------
 # One verifier call
 
-# The fields of rollouts.jsonl with the tokens of each request: prompt, completion.
-TOKEN_FIELDS = {
-    "answer": ("prompt_tokens", "completion_tokens"),
-    "draft": ("draft_prompt_tokens", "draft_tokens"),
-    "summary": ("summary_prompt_tokens", "summary_tokens"),
-    "judge": ("judge_prompt_tokens", "judge_tokens"),
-}
-
 
 class Attempt:
-    """One verifier call: what it samples, what that costs, and its line of rollouts.jsonl."""
+    """One verifier call: what it samples and its verdict, of which `rollouts.record` is made."""
 
     def __init__(self, run, x, t):
         self.run, self.x, self.t = run, x, t
         self.samples = {}  # request ("answer", "draft", "summary", "judge") -> engines.base.Sample
-        self.verdict = None
-        self.started = time.time()
-        self.sampled = None
+        self.verdict, self.verify_seconds = None, 0.0
 
     def seed(self, request):
         return request_seed(self.run.args.seed, self.x.id, self.t, request)
@@ -134,7 +124,8 @@ class Attempt:
         engine, settings, trainer = self.run.engine, self.run.settings, self.run.trainer
         # A seed for each request: its noise does not depend on what else is in the batch.
         # logprobs_mode="processed_logprobs" (engines/): mu of Eq. 3 is after temperature and top-p.
-        # Priority by step: pass@k ends at the last step that all problems have completed.
+        # Early steps first: pass@k ends at the last step that all problems have completed, and
+        # the longest chains first would save a hundredth of the time (tests/bench_explore.py).
         y = await engine.sample(
             engine.encode(messages), seed=self.seed(request), priority=self.t,
             max_tokens=max_tokens or settings.max_tokens, temperature=settings.temperature,
@@ -143,42 +134,13 @@ class Attempt:
         return y
 
     async def verify(self, y):
-        """-> (r, f) of the answer y; the whole verdict goes into the record."""
-        run, self.sampled = self.run, time.time()
+        """-> (r, f) of the answer y: of a program, by its public tests alone (App. C.2)."""
+        run, begin = self.run, time.time()
         self.verdict, self.samples["judge"] = await verifiers.grade(
-            self.x, y.text, y.truncated(run.settings.max_tokens), run.engine, run.graders)
+            self.x, y.text, y.truncated(run.settings.max_tokens), run.engine, run.graders,
+            public_only=True)
+        self.verify_seconds = time.time() - begin
         return self.verdict.reward, self.verdict.feedback
-
-    def token_counts(self):
-        """{field: tokens} of TOKEN_FIELDS; 0 for a request that was not made."""
-        counts = {}
-        for request, (prompt, completion) in TOKEN_FIELDS.items():
-            sample = self.samples.get(request)
-            counts[prompt] = sample.prompt_tokens if sample else 0
-            counts[completion] = len(sample.token_ids) if sample else 0
-        return counts
-
-    def record(self, c, y_hat):
-        """The line of rollouts.jsonl; y_hat: what the next context shows of the answer to c."""
-        run, x, y = self.run, self.x, self.samples["answer"]
-        draft, summary = self.samples.get("draft"), self.samples.get("summary")
-        return {
-            "problem": x.id, "bench": x.bench, "method": run.args.method, "step": self.t,
-            "restart": draft is not None,
-            "updates": run.trainer.done if run.trainer else 0,
-            "context": c, "response": y.text,
-            "tail": y_hat if len(y.token_ids) > run.args.tail else None,
-            "draft": draft.text if draft else None,
-            "summary": summary.text if summary else None,
-            **self.token_counts(),
-            "finish_reason": y.finish_reason,
-            "truncated": y.truncated(run.settings.max_tokens),
-            **dataclasses.asdict(self.verdict),  # reward, correct, feedback, signature, fault
-            "seed": self.seed("answer"),
-            "sample_seconds": round(self.sampled - self.started, 3),
-            "verify_seconds": round(time.time() - self.sampled, 3),
-            "elapsed_seconds": round(run.elapsed(), 3),
-        }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -212,10 +174,6 @@ class ExploreArgs:
             return 1
         return self.calls if self.restart == "never" else self.restart
 
-    def opening(self, family, x):
-        """The plain prompt x of this run."""
-        return ablations.opening(x, family, self.compress, self.tail)
-
 
 @dataclass
 class Run:
@@ -224,14 +182,17 @@ class Run:
     settings: engines.Settings
     engine: engines.base.Engine
     graders: verifiers.Graders
-    journal: TextIO                              # rollouts.jsonl, open for appending
+    lines: rollouts.Lines                        # of rollouts.jsonl
     records: dict[tuple[str, int], dict]         # (problem id, step) -> line of rollouts.jsonl
-    earlier_seconds: float                       # that earlier sessions of this run took
+    clock: Clock                                 # of this session
     bar: tqdm | None = None
     trainer: "policy.Trainer | None" = None      # with --update-every
-    tokens: int = 0                              # sampled in this session
-    started: float = field(default_factory=time.time)
     failures: dict[str, str] = field(default_factory=dict)  # problem id -> why it cannot go on
+
+    def __post_init__(self):
+        # The sessions before this one, a killed one too, up to the last answer.
+        times = [record["elapsed_seconds"] for record in self.records.values()]
+        self.earlier_seconds = max(times, default=0.0)
 
     def attempt(self, x, t):
         return Attempt(self, x, t)
@@ -242,12 +203,13 @@ class Run:
         y_hat = record["response"] if record["tail"] is None else record["tail"]
         return y_hat, record["reward"], record["feedback"]
 
-    def keep(self, record):
-        """A verifier call counts from here on: its line is with the operating system."""
-        self.records[record["problem"], record["step"]] = record
-        self.tokens += sum(record[completion] for _, completion in TOKEN_FIELDS.values())
-        journal.append(self.journal, record)
-        self.show_progress()
+    def keep(self, x, record):
+        """Remember an answer to x; its line is written as soon as it is graded whole."""
+        self.records[x.id, record["step"]] = record
+        self.lines.add(x, record)
+        self.bar.update()
+        if self.bar.n % 50 == 1:
+            self.bar.set_postfix_str(rollouts.progress(self.records.values(), self.elapsed()))
         return record  # to the ablations, whose memory it is
 
     def fail(self, x, error):
@@ -258,23 +220,13 @@ class Run:
 
     def elapsed(self):
         """Seconds that the run has taken so far: all its sessions, start-ups included."""
-        return self.earlier_seconds + self.engine.startup_seconds + time.time() - self.started
+        return self.earlier_seconds + self.clock.total()
 
     def seconds_left(self):
         """Until the cap on GPU hours (section 3.1), or None without one."""
         if not self.args.gpu_hours:
             return None
         return max(0, self.args.gpu_hours * 3600 / self.engine.gpus - self.elapsed())
-
-    def show_progress(self):
-        self.bar.update()
-        if self.bar.n % 50 != 1:
-            return
-        tried = {problem for problem, _ in self.records}
-        solved = {r["problem"] for r in self.records.values() if r["correct"]}
-        rate = self.tokens / (time.time() - self.started)
-        share = len(solved) / len(tried)
-        self.bar.set_postfix_str(f"{share:.1%} solved, {rate:,.0f} tokens/s")
 
 
 def segment_function(args):
@@ -286,21 +238,14 @@ def segment_function(args):
 
 
 async def explore(run, problems):
-    """Line 2: all problems in parallel. -> whether the cap on GPU hours ended the run.
-
-    All segments of all problems, the earliest steps first, at most as many in flight as keep the
-    engine full.
-    """
+    """Line 2: all segments of all problems in parallel. -> whether the cap ended the run."""
     explore_steps = segment_function(run.args)
-    # Twice what the engine samples at a time, as half of them may be with the graders.
-    in_flight = asyncio.Semaphore(2 * run.engine.slots)
 
     async def admit(x, steps):
-        async with in_flight:
-            try:
-                await explore_steps(run, x, steps)
-            except ContextTooLong as error:
-                run.fail(x, error)
+        try:
+            await explore_steps(run, x, steps)
+        except ContextTooLong as error:
+            run.fail(x, error)
 
     every_segment = segments(run.args.calls, run.args.steps_a_segment())
     if run.trainer:
@@ -315,108 +260,70 @@ async def explore(run, problems):
 async def train_on_cplus(run, problems, number, last_step):
     """Update `number` (App. G.3), on what C+ holds up to `last_step`: a resumed run has more."""
     import distill
+    run.clock.begin("update")
     lines = [line for line in cplus_lines(run, problems) if line["step"] <= last_step]
     await distill.train_on_all(run.trainer, number, lines)
+    run.clock.begin("sampling")
 
 
 def cplus_lines(run, problems):
     """The lines of cplus.jsonl."""
-    s, steps = run.settings, range(1, run.args.calls + 1)
-    decoding = {"temperature": s.temperature, "top_p": s.top_p, "max_tokens": s.max_tokens}
-    openings = {x.id: run.args.opening(s.family, x) for x in problems}
-    places = [(x.id, t) for x in problems for t in steps]
+    places = [(x.id, t) for x in problems for t in range(1, run.args.calls + 1)]
     successes = cplus(run.records[place] for place in places if place in run.records)
-    return [{
-        "problem": r["problem"], "bench": r["bench"], "model": s.model, "family": s.family,
-        "decoding": decoding, "opening": openings[r["problem"]], "context": r["context"],
-        "response": r["response"], "step": r["step"],
-    } for r in successes]
+    return rollouts.cplus_lines(run.settings, successes, openings(run, problems))
 
 
-async def run_engine(args, settings, update, problems, files):
+def openings(run, problems):
+    """{problem id: its plain prompt}."""
+    family, args = run.settings.family, run.args
+    return {x.id: ablations.opening(x, family, args.compress, args.tail) for x in problems}
+
+
+async def run_engine(args, settings, update, problems, files, clock):
     """Start the engine and the graders, explore, and end both. -> (run, whether the cap ended it).
 
-    update: UpdateArgs with --update-every, else None; files: the result of `open_files`.
+    update: UpdateArgs with --update-every, else None; files: the result of `rollouts.open_files`.
     """
     records, file = files
-    engine = await engines.start(settings, adapters=update is not None, folder=args.out)
-    earlier_seconds = max((r["elapsed_seconds"] for r in records.values()), default=0.0)
-    run = Run(args, settings, engine, verifiers.Graders(), file, records, earlier_seconds)
-    run.bar = tqdm(total=len(problems) * args.calls, initial=len(records), unit="call",
-                   disable=None)
+    graders = verifiers.Graders()
     try:
-        if update:
-            openings = [args.opening(settings.family, x) for x in problems]
-            run.trainer = ablations.start_trainer(run, update, openings)
-        return run, await explore(run, problems)
+        engine = await engines.start(settings, adapters=update is not None, folder=args.out)
+        run = Run(args, settings, engine, graders, rollouts.Lines(file, graders), records, clock)
+        try:
+            is_capped = await explore_with_bar(run, update, problems)
+        finally:
+            clock.begin("saving")
+            engine.close()
+        clock.begin("grading")
+        await run.lines.all_written()
+        return run, is_capped
     finally:
-        run.bar.close()
-        run.graders.close()
-        engine.close()
+        graders.close()
+
+
+async def explore_with_bar(run, update, problems):
+    """`explore`, the timed part, after what it needs beside the engine."""
+    if update:
+        run.trainer = ablations.start_trainer(run, update, [*openings(run, problems).values()])
+    run.clock.begin("sampling")
+    calls = len(problems) * run.args.calls
+    with tqdm(total=calls, initial=len(run.records), unit="call", disable=None) as run.bar:
+        return await explore(run, problems)
 
 
 # --------------------------------------------------------------------------------------------------
-# Its files and its results
-
-
-def open_files(args, settings, update, problems):
-    """Open the files of the run in --out, a new one or one that goes on.
-
-    -> ({(problem id, step): record}, rollouts.jsonl). Errors: BadInput, if it is another run's.
-    """
-    values = dataclasses.asdict(args)
-    del values["out"]
-    growable = ("calls", "limit", "gpu_hours")
-    if update:
-        values |= {"lr": update.lr, "tau": update.tau, "divergence": update.divergence}
-        # Another problem would have needed the adapters of the steps that are over.
-        growable = ("calls", "gpu_hours")
-    values |= dataclasses.asdict(settings)
-    return journal.open_rollouts(args.out, values, growable, problems)
-
-
-def write_result(run, attempts, is_capped):
-    """Into explore.json. attempts: {problem id: {step: record}}. -> the result."""
-    engine = run.engine
-    result = {
-        "problems": len(attempts), "answers": len(run.records),
-        "startup_seconds": engine.startup_seconds,
-        "wall_seconds": run.elapsed() - engine.startup_seconds,
-        "gpus": engine.gpus, "parameters": engine.parameters,
-        "faults": sum(r["fault"] is not None for r in run.records.values()),
-        "complete_steps": measures.complete_steps(attempts), "capped": is_capped,
-        "failed": run.failures,
-    }
-    path = os.path.join(run.args.out, "explore.json")
-    journal.write_json(path, journal.read_json(path) | {"result": result})
-    return result
-
-
-def print_result(run, attempts, result):
-    faults, last_step = result["faults"], result["complete_steps"]
-    if result["capped"]:
-        print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have "
-              f"{last_step} calls.")
-    if faults:
-        print(f"The verifier itself failed on {faults} answers, which count as wrong "
-              '(field "fault").')
-    if last_step:
-        passed = measures.pass_curve(attempts, last_step)
-        accuracy = measures.per_answer_curve(attempts, last_step, "correct")
-        print(f"pass@{last_step} {passed[-1]:.1%}, mean accuracy {accuracy[-1]:.1%}, "
-              f"{len(run.records)} answers in {run.elapsed():.0f} s")
+# Its results
 
 
 def finish(run, problems, is_capped):
     """Write C+ and the result, and print them. Errors: BadInput, if some problems lack calls."""
-    path, lines = os.path.join(run.args.out, "cplus.jsonl"), cplus_lines(run, problems)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    journal.write_bytes(path, text.encode())
+    run.clock.begin("saving")
+    lines = cplus_lines(run, problems)
+    rollouts.write_cplus(run.args.out, lines)
     # Some problems may have no answer yet.
     attempts = {x.id: {} for x in problems} | measures.by_problem(run.records.values())
-    print_result(run, attempts, write_result(run, attempts, is_capped))
-    solved = {line["problem"] for line in lines}
-    print(f"C+ holds {len(lines)} contexts of {len(solved)} problems: {path}")
+    result = rollouts.write_result(run, attempts, is_capped)
+    rollouts.print_result(run, attempts, result, lines)
     if run.failures:
         raise BadInput(
             f"{len(run.failures)} of {len(problems)} problems have contexts longer than the "
@@ -428,11 +335,6 @@ def finish(run, problems, is_capped):
 # Command line
 
 
-def restart_interval(text):
-    """argparse type: M, or "never"."""
-    return text if text == "never" else flags.positive_int(text)
-
-
 def add_arguments(parser):
     add = parser.add_argument
     add("--bench", required=True,
@@ -440,12 +342,8 @@ def add_arguments(parser):
     add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
     add("--data", help="local copy of the bench in its upstream format")
     add("--method", choices=["leaf", "random"], default="leaf")
-    add("--memory", choices=ablations.MEMORIES, default="leaf",
-        help="what a carry step's context holds (App. G.2)")
-    add("--compress", choices=ablations.COMPRESSIONS, default="tail",
-        help="how the memory shows a response of more than L tokens (Table 24)")
     add("--calls", type=flags.positive_int, help="K, calls a problem (default: 24; train: 20)")
-    add("--restart", type=restart_interval, default=5, metavar="M|never",
+    add("--restart", type=flags.restart_interval, default=5, metavar="M|never",
         help="the memory is reset every M steps")
     add("--tail", type=flags.positive_int, default=2000,
         help="L, tokens of a longer response that the memory keeps")
@@ -454,10 +352,7 @@ def add_arguments(parser):
     add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
     add("--out", default="out", help="folder of the run")
     engines.add_arguments(parser)
-    group = parser.add_argument_group("updates between the steps (App. G.3)")
-    group.add_argument("--update-every", type=flags.positive_int, metavar="N",
-                       help="update the policy after every N steps")
-    flags.add_update_arguments(group, lr=1e-6)
+    ablations.add_arguments(parser)
 
 
 def parse(argv):
@@ -474,9 +369,7 @@ def parse(argv):
     # Beside the updates the engine leaves room for the trainer.
     gpu_memory = 0.4 if given.update_every else 0.9
     settings = engines.settings(given, given.bench, gpu_memory=gpu_memory)
-    update = None
-    if given.update_every:
-        update = flags.update_args(given, settings.temperature, given.bench)
+    update = given.update_every and flags.update_args(given, settings.temperature, given.bench)
     return ExploreArgs(**values), settings, update
 
 
@@ -489,14 +382,15 @@ def announce(args, settings, problems, records):
 
 
 def main(argv=None):
+    clock = Clock("startup")
     args, settings, update = parse(argv)
     problems = benches.load(args.bench, args.split, args.data, args.limit)
     with journal.lock(args.out):
-        records, file = open_files(args, settings, update, problems)
+        records, file = rollouts.open_files(args, settings, update, problems)
         announce(args, settings, problems, records)
         sentence = f"Stopped. Every graded answer is in {file.name}; the same command goes on."
         with file, journal.stoppable(sentence):
-            work = run_engine(args, settings, update, problems, (records, file))
+            work = run_engine(args, settings, update, problems, (records, file), clock)
             run, is_capped = asyncio.run(work)
         finish(run, problems, is_capped)
 

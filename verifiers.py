@@ -97,17 +97,14 @@ def code_verdict(problem, response, truncated):
     return Verdict(0, 0, feedback, feedback)
 
 
-def private_verdict(problem, response, verdict):
-    """`verdict` of a program that passed its public tests, with `correct` by the private ones."""
-    program = program_of(response)
+def private_verdict(problem, response):
+    """-> (correct, fault) of a program that has passed its public tests, by the private ones."""
+    is_assert = problem.tests["type"] == "assert"
+    passes = passes_private_asserts if is_assert else passes_private_tests
     try:
-        if problem.tests["type"] == "assert":
-            correct = passes_private_asserts(problem, program)
-        else:
-            correct = passes_private_tests(problem, program)
+        return int(passes(problem, program_of(response))), None
     except RuntimeError as error:
-        return Verdict(0, 0, "", None, str(error))
-    return replace(verdict, correct=int(correct))
+        return 0, str(error)
 
 
 def no_program(problem, truncated):
@@ -396,9 +393,9 @@ class Graders(Workers):
         future = self.threads.submit(self.run_public, problem, response, truncated)
         return await asyncio.wrap_future(future)
 
-    async def grade_private(self, problem, response, verdict):
-        """-> `verdict` of `grade_public` with the private tests."""
-        future = self.private_threads.submit(private_verdict, problem, response, verdict)
+    async def grade_private(self, problem, response):
+        """-> (correct, fault) of an answer whose public verdict leaves `correct` open."""
+        future = self.private_threads.submit(private_verdict, problem, response)
         return await asyncio.wrap_future(future)
 
     def close(self):
@@ -408,9 +405,12 @@ class Graders(Workers):
 
     def run(self, problem, response, truncated):
         verdict = self.run_public(problem, response, truncated)
-        if verdict.correct is None:
-            return private_verdict(problem, response, verdict)
-        return verdict
+        if verdict.correct is not None:
+            return verdict
+        correct, fault = private_verdict(problem, response)
+        if fault:
+            return Verdict(0, 0, "", None, fault)
+        return replace(verdict, correct=correct)
 
     def run_public(self, problem, response, truncated):
         if problem.verifier == "math":

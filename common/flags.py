@@ -17,6 +17,11 @@ def positive_int(text):
     return int(text)
 
 
+def restart_interval(text):
+    """argparse type: M, or "never"."""
+    return text if text == "never" else positive_int(text)
+
+
 def above_zero(text):
     """argparse type: a finite number above zero."""
     with contextlib.suppress(ValueError):

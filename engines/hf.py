@@ -98,7 +98,6 @@ class HFEngine(Engine):
     another one waits until the running batch is empty."""
 
     def __init__(self, settings):
-        begin = time.time()
         super().__init__(settings)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         attention = "grouped" if self.device == "cpu" else "sdpa"
@@ -118,7 +117,6 @@ class HFEngine(Engine):
         self.adapter, self.loaded = None, None  # the folder in use; the folder whose weights the LoRA layers hold
         self.cache, self.running, self.waiting, self.order = SlotCache(), [], [], itertools.count()
         self.thread, self.server = concurrent.futures.ThreadPoolExecutor(1), None
-        self.startup_seconds = time.time() - begin
 
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
         """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, BadInput (adapter)."""

@@ -86,7 +86,6 @@ class VLLMEngine(Engine):
 
     def __init__(self, settings, adapters, log, until_started):
         """log: path of the file for all that vLLM prints. until_started: ExitStack, closed when the start is over."""
-        begin = time.time()
         super().__init__(settings)
         fetch_weights(settings.model)
         self.log = log
@@ -105,7 +104,6 @@ class VLLMEngine(Engine):
             self.llm = self._launch(adapters)
         # From here on this process, too, writes what it hears of vLLM into the log.
         logging.getLogger("vllm").handlers = [logging.FileHandler(log)]
-        self.startup_seconds = time.time() - begin
 
     def _import_vllm(self):
         """Load vLLM, and keep of it what `sample` needs."""

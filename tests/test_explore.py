@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -16,7 +17,7 @@ import engines
 import explore
 import verifiers
 from benches.problem import Problem
-from common import journal
+from common import clock, journal
 from common.errors import BadInput, ContextTooLong, exit_with_sentence, read_jsonl
 from conftest import make_tokenizer
 from engines.base import Sample, request_seed
@@ -25,7 +26,10 @@ MODEL = "toy"  # the scripted engine reads no weights
 
 
 class ScriptedEngine:
-    """Answers (problem, step, kind) from `script(problem id, step, kind)`; the seed says which request it is."""
+    """Answers (problem, step, kind) from `script(problem id, step, kind)`; the seed says which request it is.
+
+    Time stands still but for the start, and 1 s while each request is handed in; a completion took 0.01 s a token.
+    """
     startup_seconds, parameters, gpus, slots, window = 0.5, 1000, 1, 4, 10**6
 
     def __init__(self, script, problems, calls, seed=1, max_tokens=100, fail_at=None, turns=lambda problem, step: 1,
@@ -34,7 +38,7 @@ class ScriptedEngine:
         self.logprob = logprob
         self.names = {request_seed(seed, p.id, t, kind): (p.id, t, kind)
                       for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft", "summary")}
-        self.asked = []
+        self.asked, self.now = [], 0.0
 
     def encode(self, messages):
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -42,6 +46,7 @@ class ScriptedEngine:
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
         name = self.names[seed]
         self.asked.append((name, self.tokenizer.decode(prompt_token_ids)))
+        self.now += 1.0
         if len(self.asked) == self.fail_at:
             raise SystemExit("fail point")  # nothing that explore.py would catch
         for _ in range(self.turns(*name[:2])):  # of the event loop: an order that no clock decides
@@ -51,7 +56,7 @@ class ScriptedEngine:
             raise text
         ids = self.tokenizer(text)["input_ids"][:max_tokens]
         finish = "stop" if len(ids) < max_tokens else "length"
-        return Sample(ids, self.tokenizer.decode(ids), [self.logprob(i) for i in range(len(ids))], finish, len(prompt_token_ids))
+        return Sample(ids, self.tokenizer.decode(ids), [self.logprob(i) for i in range(len(ids))], finish, len(prompt_token_ids), 0.01 * len(ids))
 
     def close(self):
         pass
@@ -63,6 +68,8 @@ class PlainGraders:
     async def grade(self, problem, response, truncated=False):
         box = answers.last_boxed(response)
         return verifiers.Verdict(int(box == problem.answer), int(box == problem.answer), "", box)
+
+    grade_public = grade
 
     def close(self):
         pass
@@ -82,7 +89,9 @@ def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", **engine
     scripted = ScriptedEngine(script, benches.load(bench), calls, **engine_options)
 
     async def start(settings, adapters=False, folder="."):
+        scripted.now += scripted.startup_seconds
         return scripted
+    monkeypatch.setattr(clock, "time", types.SimpleNamespace(time=lambda: scripted.now))
     settings = engines.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
     monkeypatch.setattr(engines, "start", start)
     monkeypatch.setattr(engines, "settings", lambda args, bench, gpu_memory: settings)
