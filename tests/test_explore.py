@@ -1,5 +1,7 @@
 """Algorithm 1, lines 1-12, walked by an engine that answers from a table."""
 import asyncio
+import dataclasses
+import functools
 import json
 import os
 import resource
@@ -38,7 +40,7 @@ class ScriptedEngine:
         self.logprob = logprob
         self.names = {request_seed(seed, p.id, t, kind): (p.id, t, kind)
                       for p in problems for t in range(1, calls + 1) for kind in ("answer", "draft", "summary")}
-        self.asked, self.now = [], 0.0
+        self.asked, self.now, self.is_closed = [], 0.0, False
 
     def encode(self, messages):
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
@@ -59,7 +61,7 @@ class ScriptedEngine:
         return Sample(ids, self.tokenizer.decode(ids), [self.logprob(i) for i in range(len(ids))], finish, len(prompt_token_ids), 0.01 * len(ids))
 
     def close(self):
-        pass
+        self.is_closed = True
 
 
 class PlainGraders:
@@ -81,7 +83,31 @@ def write_bench(path, n=2):
     return str(path)
 
 
-def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", **engine_options):
+class PrivateGraders(PlainGraders):
+    """Private tests that an answer passes with a full stop at its end, and that take 10 s. None is graded before
+    `ready(engine)`; then the last that came is graded first."""
+
+    def __init__(self, engine, ready=lambda engine: True):
+        self.engine, self.ready, self.stack = engine, ready, []
+
+    async def grade_public(self, problem, response, truncated=False):
+        verdict = await self.grade(problem, response)
+        return verdict if verdict.reward == 0 else dataclasses.replace(verdict, correct=None)
+
+    async def grade_private(self, problem, response):
+        self.stack.append(response)
+        turns = 0
+        while not self.ready(self.engine) or self.stack[-1] is not response:
+            turns += 1
+            assert turns < 10_000, "a request waits for private tests"
+            await asyncio.sleep(0)
+        self.stack.pop()
+        self.engine.now += 10
+        return int(response.endswith(".")), None
+
+
+def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", graders=lambda engine: PlainGraders(),
+        **engine_options):
     """Run explore.main with a scripted engine. -> (engine, records in the order of the file, C+ lines)."""
     bench = str(tmp_path / "bench.jsonl")
     if not os.path.exists(bench):
@@ -95,7 +121,7 @@ def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", **engine
     settings = engines.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
     monkeypatch.setattr(engines, "start", start)
     monkeypatch.setattr(engines, "settings", lambda args, bench, gpu_memory: settings)
-    monkeypatch.setattr(verifiers, "Graders", PlainGraders)
+    monkeypatch.setattr(verifiers, "Graders", lambda: graders(scripted))
     folder = tmp_path / out
     argv = ["--bench", bench, "--calls", str(calls), "--out", str(folder), *map(str, flags)]
     try:
@@ -355,6 +381,109 @@ def test_earlier_steps_are_admitted_first(monkeypatch, tmp_path):
     scripted, _, _ = run(monkeypatch, tmp_path, number_script, n=12, turns=lambda problem, step: 5)
     firsts = [name for name, _ in scripted.asked if name[1] in (1, 6) and name[2] == "draft"]
     assert [step for _, step, _ in firsts] == [1] * 12 + [6] * 12
+
+
+def result(tmp_path, out="out"):
+    return journal.read_json(str(tmp_path / out / "explore.json"))["result"]
+
+
+def test_the_seconds_of_a_step_and_the_parts_of_a_job(monkeypatch, tmp_path):
+    """18 requests (14 answers, 4 drafts) of a second each after half a second of start-up; none while a line waits."""
+    _, records, _ = run(monkeypatch, tmp_path, number_script)
+    for record in records:  # of the draft and the answer, in the engine (App. C.4)
+        assert record["sample_seconds"] == pytest.approx(0.01 * (record["draft_tokens"] + record["completion_tokens"]))
+    assert max(r["elapsed_seconds"] for r in records) == 18.5  # the wall's
+    assert result(tmp_path)["seconds"] == {"earlier": 0, "startup": 0.5, "sampling": 18, "saving": 0, "grading": 0}
+    assert (result(tmp_path)["startup_seconds"], result(tmp_path)["wall_seconds"]) == (0.5, 18)
+
+
+def test_the_seconds_of_a_run_that_goes_on(monkeypatch, tmp_path):
+    """Killed at request 9, the first session counts to its last answer; the second samples the rest of 18."""
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, number_script, fail_at=9)
+    kept = read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))
+    earlier = max(r["elapsed_seconds"] for r in kept)
+    assert 1.5 < earlier <= 8.5
+    scripted, _, _ = run(monkeypatch, tmp_path, number_script)
+    sampling = len(scripted.asked)
+    assert result(tmp_path)["seconds"] == {
+        "earlier": earlier, "startup": 0.5, "sampling": sampling, "saving": 0, "grading": 0}
+    assert result(tmp_path)["wall_seconds"] == earlier + sampling
+
+
+def test_private_tests_are_graded_beside_the_run(monkeypatch, tmp_path):
+    """No step waits for them, they are in no timed part, and a problem's lines are in order: App. C.2.
+
+    p0 passes its public tests at steps 3, 4 and 7, the private ones at step 7 alone.
+    """
+    graders = functools.partial(PrivateGraders, ready=lambda engine: engine.is_closed)
+    _, records, kept = run(monkeypatch, tmp_path, number_script, graders=graders)
+    _, _, kept_plain = run(monkeypatch, tmp_path, number_script, out="plain")
+    assert kept == kept_plain  # C+ is of what the policy may see
+    steps = by_step(records, "p0")
+    assert len(records) == 14 and [steps[t]["reward"] for t in range(1, 8)] == [0, 0, 1, 1, 0, 0, 1]
+    assert [steps[t]["correct"] for t in range(1, 8)] == [0, 0, 0, 0, 0, 0, 1]
+    for segment in (range(1, 6), range(6, 8)):
+        assert [r["step"] for r in records if r["problem"] == "p0" and r["step"] in segment] == list(segment)
+    seconds = result(tmp_path)["seconds"]
+    assert seconds["sampling"] == 18 == result(tmp_path)["wall_seconds"] and seconds["grading"] == 30
+    assert max(r["elapsed_seconds"] for r in records) == 18.5
+
+
+@pytest.mark.parametrize("wait", [0, 10, 19])
+@pytest.mark.parametrize("fail_at", [5, 9, 13, 16, 18])
+def test_killed_while_private_tests_are_graded(monkeypatch, tmp_path, fail_at, wait):
+    """What has no line yet is sampled again, with what its segment remembered: the same records in the end."""
+    _, whole, kept = run(monkeypatch, tmp_path, number_script, out="whole", graders=PrivateGraders)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, number_script, fail_at=fail_at,
+            graders=functools.partial(PrivateGraders, ready=lambda engine: len(engine.asked) >= wait))
+    lines = read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))
+    for segment in (range(1, 6), range(6, 8)):  # no later line without the earlier ones
+        steps = [r["step"] for r in lines if r["problem"] == "p0" and r["step"] in segment]
+        assert steps == list(segment)[:len(steps)] and None not in [r["correct"] for r in lines]
+    _, records, kept_again = run(monkeypatch, tmp_path, number_script, graders=PrivateGraders)
+    assert len(records) == len(whole) == 14 and comparable(records) == comparable(whole) and kept == kept_again
+
+
+def test_the_cap_leaves_time_for_private_tests(monkeypatch, tmp_path):
+    """Sampling ends at the cap, here in step 3; what had its public tests by then is graded whole, and counts."""
+    async def cut(coroutines, seconds):
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        while len(graders[0].engine.asked) < 4:
+            await asyncio.sleep(0)
+        return bool([task.cancel() for task in tasks])
+    graders = []
+
+    def make(engine):
+        graders.append(PrivateGraders(engine, ready=lambda engine: engine.is_closed))
+        return graders[0]
+    monkeypatch.setattr(explore, "side_by_side", cut)
+    _, records, _ = run(monkeypatch, tmp_path, lambda *name: "\\boxed{1}", n=1, calls=4, graders=make)
+    assert [(r["step"], r["correct"]) for r in records] == [(1, 0), (2, 0)] and result(tmp_path)["capped"]
+
+
+def test_a_disk_that_is_full_when_private_tests_end(monkeypatch, tmp_path):
+    """The error of a line that is written beside the run ends the run."""
+    def full(file, *records):
+        raise BadInput("no room")
+    monkeypatch.setattr(journal, "append", full)
+    with pytest.raises(BadInput, match="no room"):
+        run(monkeypatch, tmp_path, lambda *name: "\\boxed{1}", n=1, graders=PrivateGraders)
+
+
+def test_public_and_private_tests_of_programs(monkeypatch, tmp_path):
+    """As LiveCodeBench has them: right; wrong on the private tests alone; wrong on the public ones."""
+    row = {"id": "p0", "problem": "Print the square.", "verifier": "code",
+           "tests": {"type": "stdin", "public": [["2", "4"]], "private": [["3", "9"]], "time_limit": 10}}
+    (tmp_path / "bench.jsonl").write_text(json.dumps(row) + "\n")
+    programs = {1: "print(int(input()) ** 2)", 2: "print(2 * int(input()))", 3: "print(5)"}
+    graders = verifiers.Graders
+    _, records, kept = run(monkeypatch, tmp_path, lambda problem, step, kind: f"```python\n{programs[step]}\n```", calls=3,
+                           graders=lambda engine: graders())
+    steps = by_step(records, "p0")
+    assert [(steps[t]["reward"], steps[t]["correct"]) for t in (1, 2, 3)] == [(1, 1), (1, 0), (0, 0)]
+    assert [line["step"] for line in kept] == [1, 2] and "Wrong Answer" in steps[3]["feedback"]
 
 
 @pytest.mark.parametrize("room", [0, 100, 700, 5_000, 15_000])
