@@ -22,6 +22,7 @@ import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import ablations
 import policy as policies
 from common import flags, journal, ranks
+from common.clock import Clock
 from common.errors import BadInput, read_jsonl
 from engines.base import Sample, request_seed
 from loss import distill_loss
@@ -220,7 +221,7 @@ def read_cplus(path):
     return by_problem(lines)
 
 
-async def run_engine(args, problems, contexts, files):
+async def run_engine(args, problems, contexts, files, clock):
     """Start the engine and the trainer, distill, and end both. -> the number of GPUs."""
     with ranks.all_ranks_ok():
         engine = await engines.start(args.settings, adapters=True, folder=args.out)
@@ -230,7 +231,9 @@ async def run_engine(args, problems, contexts, files):
         trainer = policies.start_trainer(
             args.update, args.seed, args.settings, engine, openings, files)
         trainer.bar = bar
+        clock.begin("steps")
         await distill(trainer, problems, contexts, args.steps, args.batch)
+        clock.begin("saving")
         _, world = ranks.rank_and_world()
         return engine.gpus * world
     finally:
@@ -266,7 +269,35 @@ def run_settings(args, contexts):
     } | asdict(args.settings)
 
 
-def run(args, problems, contexts):
+def job_seconds(args, clock, done, earlier):
+    """{part: seconds} of the job (App. E.5), on each GPU; --merge is no part of it.
+
+    done: the step after which this session began; earlier: what the last one to end left here.
+    """
+    lines = read_jsonl(os.path.join(args.out, "distill.jsonl"))
+    sampling = sum(line["sample_seconds"] for line in lines)
+    updates = sum(line["train_seconds"] for line in lines)
+    timed = sum(line["sample_seconds"] + line["train_seconds"] for line in lines[done:])
+    # What else a step takes is its checkpoint.
+    saving = clock.parts["saving"] + clock.parts["steps"] - timed
+    seconds = {"startup": earlier.get("startup", 0) + clock.parts["startup"],
+               "sampling": sampling, "update": updates,
+               "saving": earlier.get("saving", 0) + saving}
+    return {part: round(value, 3) for part, value in seconds.items()}
+
+
+def write_result(args, clock, done, gpus):
+    """Into distill.json."""
+    path = os.path.join(args.out, "distill.json")
+    content = journal.read_json(path)
+    earlier = content.get("result", {}).get("seconds", {})
+    seconds = job_seconds(args, clock, done, earlier)
+    result = {"steps": args.steps, "gpus": gpus, "seconds": seconds}
+    journal.write_json(path, content | {"result": result})
+    print("seconds: " + ", ".join(f"{part} {value:.1f}" for part, value in seconds.items()))
+
+
+def run(args, problems, contexts, clock):
     """Begin or go on in --out, and train. Errors: BadInput."""
     with ranks.all_ranks_ok():
         files = open_files(args, contexts)
@@ -281,11 +312,10 @@ def run(args, problems, contexts):
     if files.done < args.steps:
         sentence = "Stopped. The steps above are kept; the same command goes on."
         with journal.stoppable(sentence, ranks.is_main()):
-            gpus = asyncio.run(run_engine(args, problems, contexts, files))
+            gpus = asyncio.run(run_engine(args, problems, contexts, files, clock))
+        clock.begin("over")
         if ranks.is_main():
-            path = os.path.join(args.out, "distill.json")
-            result = {"result": {"steps": args.steps, "gpus": gpus}}
-            journal.write_json(path, journal.read_json(path) | result)
+            write_result(args, clock, files.done, gpus)
     if args.merge and ranks.is_main():
         policies.merge(args.settings, files.folder, os.path.join(args.out, "merged"))
     ranks.print_once(f"adapter: {files.folder}")
@@ -358,6 +388,7 @@ def teacher_draws(args, problems):
 
 
 def main(argv=None):
+    clock = Clock("startup")
     ranks.init_ranks()
     with contextlib.ExitStack() as stack:
         with ranks.all_ranks_ok():
@@ -365,7 +396,7 @@ def main(argv=None):
             contexts = teacher_draws(args, problems)
             if ranks.is_main():
                 stack.enter_context(journal.lock(args.out))
-        run(args, problems, contexts)
+        run(args, problems, contexts, clock)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def write_result(run, attempts, is_capped):
     was killed has no other end. "grading" is of private tests, after the engine has ended. All others are the job's
     GPU time (App. E.5); `wall_seconds` is what is split over the steps (App. C.4).
     """
-    run.clock.begin("saved")       # all but this file
+    run.clock.begin("over")        # but for this file
     seconds = {"earlier": run.earlier_seconds, **run.clock.parts}
     result = {
         "problems": len(attempts), "answers": len(run.records),

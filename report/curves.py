@@ -139,8 +139,9 @@ def run_curves(path, attempts, last, settings, result):
     if result:
         pairs = zip(curves["all"], trained)
         curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in pairs]
+        by = "completion_tokens" if settings.get("method") == "random" else "sample_seconds"
         curves["hours"] = measures.hour_curve(attempts, last, result["startup_seconds"], wall_seconds(attempts, result),
-                                              result["gpus"], update_seconds)
+                                              result["gpus"], update_seconds, by)
     return curves
 
 

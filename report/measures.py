@@ -145,15 +145,16 @@ def update_curves(updates, every, last):
     return [forward, trained, seconds]
 
 
-def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_seconds=None):
+def hour_curve(attempts, last, startup_seconds, wall_seconds, gpus=1, update_seconds=None, by="sample_seconds"):
     """GPU hours up to step k, k = 1..last (Fig. 3 (c), Tables 13 and 22): an allotment of the wall time.
 
     start-up + wall x (sampling seconds of the steps <= k, drafts included) / (all sampling seconds), times the GPUs:
     steps overlap, so that none can be measured. `update_seconds`, up to step k, were: they are not allotted.
+    by: the field that allots, "completion_tokens" for random sampling (App. C.4).
     """
     updates = update_seconds or [0] * last
-    total = sum(record["sample_seconds"] for steps in attempts.values() for record in steps.values())
-    sampled = total_curve(attempts, last, "sample_seconds")
+    total = sum(record[by] for steps in attempts.values() for record in steps.values())
+    sampled = total_curve(attempts, last, by)
     hours = []
     for seconds, update in zip(sampled, updates):
         share = seconds / total if total else 1

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -388,6 +389,23 @@ def test_a_run(undisturbed, toy_model):
     assert kept["settings"]["steps"] == 5 and kept["settings"]["tau"] == "inf" and kept["result"]["steps"] == 5
     assert kept["settings"]["model"] == toy_model and kept["settings"]["temperature"] == 0.7  # as it explored
     check_adapter(str(undisturbed / "adapter"), toy_model)
+
+
+def test_the_parts_of_a_job(cplus, tmp_path, scripted):
+    """Two sessions: sampling and updates are those of all steps, start-up and saving those of both (App. E.5)."""
+    begin, found = time.monotonic(), []
+    for steps in (2, 3):
+        distill.main(flags(cplus, tmp_path / "out", steps))
+        seconds = json.loads((tmp_path / "out" / "distill.json").read_text())["result"]["seconds"]
+        lines = read_jsonl(str(tmp_path / "out" / "distill.jsonl"))
+        assert seconds["sampling"] == pytest.approx(sum(line["sample_seconds"] for line in lines))
+        assert seconds["update"] == pytest.approx(sum(line["train_seconds"] for line in lines))
+        # Each of the times above is rounded to a thousandth.
+        assert sum(seconds.values()) <= time.monotonic() - begin + 0.001 * (2 * len(lines) + len(seconds))
+        found.append(seconds)
+    first, both = found
+    assert list(first) == ["startup", "sampling", "update", "saving"]
+    assert 0 < first["startup"] < both["startup"] and 0 < first["saving"] < both["saving"]
 
 
 def test_the_first_update_is_that_of_adam(cplus, tmp_path, scripted, toy_model):

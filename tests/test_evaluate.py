@@ -86,6 +86,15 @@ def test_curve_table_goes_step_by_step(tmp_path):
     assert [row["GPU hours"] for row in table] == pytest.approx([0.1 + 0.5, 0.1 + 1.0])
 
 
+def test_random_sampling_has_its_hours_by_tokens(tmp_path):
+    """App. C.4. The answers took the same seconds; that of step 1 has 12 tokens, that of step 2 has 4."""
+    write_run(tmp_path, {"a": "x R"}, method="random")
+    path = tmp_path / "rollouts.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(json.dumps(json.loads(first) | {"completion_tokens": 12}) + "\n" + second + "\n")
+    assert curves.read_run(str(path)).curves["hours"] == pytest.approx([0.1 + 0.75, 1.1])
+
+
 def test_seeds_give_mean_and_deviation(tmp_path):
     paths = [write_run(tmp_path / "2", {"a": "R R", "b": "R R"}, seed=2),
              write_run(tmp_path / "1", {"a": "x x", "b": "R x"}, seed=1)]

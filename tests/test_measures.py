@@ -103,6 +103,10 @@ def test_gpu_hours_are_allotted_by_sampling_time():
     assert hours == pytest.approx([2 * (0.1 + 2 / 9), 2 * (0.1 + 8 / 9)])
     updated = measures.hour_curve(attempts, 2, startup_seconds=360, wall_seconds=3600, update_seconds=[0, 1800])
     assert updated == pytest.approx([0.1 + 0.5 * 2 / 9, 0.1 + 0.5 * 8 / 9 + 0.5])
+    attempts["a"][1]["completion_tokens"] += 30  # of random sampling: by the tokens of an answer (App. C.4)
+    tokens = [sum(steps[t]["completion_tokens"] for steps in attempts.values() if t in steps) for t in (1, 2, 3)]
+    by_tokens = measures.hour_curve(attempts, 2, startup_seconds=360, wall_seconds=3600, by="completion_tokens")
+    assert by_tokens == pytest.approx([0.1 + tokens[0] / sum(tokens), 0.1 + sum(tokens[:2]) / sum(tokens)])
     at_once = run({"a": "R R"}, sample_seconds=0.0)  # the times of rollouts.jsonl are rounded
     assert measures.hour_curve(at_once, 2, startup_seconds=360, wall_seconds=3600) == pytest.approx([1.1, 1.1])
 
