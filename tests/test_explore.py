@@ -377,7 +377,7 @@ def test_one_run_holds_the_folder(monkeypatch, tmp_path):
 
 
 def test_earlier_steps_are_admitted_first(monkeypatch, tmp_path):
-    """With 8 places (twice the slots) and 12 problems, the first segments of all problems start before any second one."""
+    """All are handed in at once, the first segments of all problems before any second one."""
     scripted, _, _ = run(monkeypatch, tmp_path, number_script, n=12, turns=lambda problem, step: 5)
     firsts = [name for name, _ in scripted.asked if name[1] in (1, 6) and name[2] == "draft"]
     assert [step for _, step, _ in firsts] == [1] * 12 + [6] * 12
