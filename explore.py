@@ -28,7 +28,7 @@ import ablations
 import benches
 import prompts
 import verifiers
-from common import flags, journal
+from common import flags, journal, outputs, progress
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from engines.base import request_seed, side_by_side
 from report import measures
@@ -174,6 +174,7 @@ class Attempt:
             "finish_reason": y.finish_reason,
             "truncated": y.truncated(run.settings.max_tokens),
             **dataclasses.asdict(self.verdict),  # reward, correct, feedback, signature, fault
+            **verifiers.judge_record(self.samples.get("judge")),
             "seed": self.seed("answer"),
             "sample_seconds": round(self.sampled - self.started, 3),
             "verify_seconds": round(time.time() - self.sampled, 3),
@@ -342,8 +343,7 @@ async def run_engine(args, settings, update, problems, files):
     engine = await engines.start(settings, adapters=update is not None, folder=args.out)
     earlier_seconds = max((r["elapsed_seconds"] for r in records.values()), default=0.0)
     run = Run(args, settings, engine, verifiers.Graders(), file, records, earlier_seconds)
-    run.bar = tqdm(total=len(problems) * args.calls, initial=len(records), unit="call",
-                   disable=None)
+    run.bar = progress.new_bar(len(problems) * args.calls, "call", initial=len(records))
     try:
         if update:
             openings = [args.opening(settings.family, x) for x in problems]
@@ -384,6 +384,7 @@ def write_result(run, attempts, is_capped):
         "wall_seconds": run.elapsed() - engine.startup_seconds,
         "gpus": engine.gpus, "parameters": engine.parameters,
         "faults": sum(r["fault"] is not None for r in run.records.values()),
+        "unreadable_judgments": sum(r.get("judge_unreadable", False) for r in run.records.values()),
         "complete_steps": measures.complete_steps(attempts), "capped": is_capped,
         "failed": run.failures,
     }
@@ -393,13 +394,12 @@ def write_result(run, attempts, is_capped):
 
 
 def print_result(run, attempts, result):
-    faults, last_step = result["faults"], result["complete_steps"]
+    last_step = result["complete_steps"]
     if result["capped"]:
         print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have "
               f"{last_step} calls.")
-    if faults:
-        print(f"The verifier itself failed on {faults} answers, which count as wrong "
-              '(field "fault").')
+    for line in verifiers.fault_lines(run.records.values()):
+        print(line)
     if last_step:
         passed = measures.pass_curve(attempts, last_step)
         accuracy = measures.per_answer_curve(attempts, last_step, "correct")
@@ -438,8 +438,9 @@ def add_arguments(parser):
     add("--bench", required=True,
         help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
     add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
-    add("--data", help="local copy of the bench in its upstream format")
-    add("--method", choices=["leaf", "random"], default="leaf")
+    add("--data", help="local copy of the bench in its upstream format (default: fetched)")
+    add("--method", choices=["leaf", "random"], default="leaf",
+        help="random: independent answers to the plain prompt")
     add("--memory", choices=ablations.MEMORIES, default="leaf",
         help="what a carry step's context holds (App. G.2)")
     add("--compress", choices=ablations.COMPRESSIONS, default="tail",
@@ -450,20 +451,21 @@ def add_arguments(parser):
     add("--tail", type=flags.positive_int, default=2000,
         help="L, tokens of a longer response that the memory keeps")
     add("--seed", type=flags.positive_int, default=1, help="run seed")
-    add("--limit", type=flags.positive_int, help="only the first N problems")
+    add("--limit", type=flags.positive_int, help="only the first N problems (default: all)")
     add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
     add("--out", default="out", help="folder of the run")
     engines.add_arguments(parser)
     group = parser.add_argument_group("updates between the steps (App. G.3)")
     group.add_argument("--update-every", type=flags.positive_int, metavar="N",
-                       help="update the policy after every N steps")
+                       help="update the policy after every N steps (default: never)")
     flags.add_update_arguments(group, lr=1e-6)
 
 
 def parse(argv):
     """-> (ExploreArgs, engines.Settings, UpdateArgs or None). Errors: BadInput."""
     parser = argparse.ArgumentParser(
-        description="Explore with a memory for each problem (Algorithm 1, lines 1-12).")
+        description="Explore with a memory for each problem (Algorithm 1, lines 1-12).",
+        formatter_class=flags.HelpFormatter)
     add_arguments(parser)
     given = parser.parse_args(argv)
     ablations.check(given, parser)
@@ -491,11 +493,14 @@ def announce(args, settings, problems, records):
 def main(argv=None):
     args, settings, update = parse(argv)
     problems = benches.load(args.bench, args.split, args.data, args.limit)
+    written = ("rollouts.jsonl", "problems.json", "cplus.jsonl", "updates")
+    inputs = [args.bench, args.data, settings.model]
+    outputs.claim_run(args.out, "explore.json", written, inputs)
     with journal.lock(args.out):
         records, file = open_files(args, settings, update, problems)
         announce(args, settings, problems, records)
         sentence = f"Stopped. Every graded answer is in {file.name}; the same command goes on."
-        with file, journal.stoppable(sentence):
+        with file, journal.synced(file), journal.stoppable(sentence):
             work = run_engine(args, settings, update, problems, (records, file))
             run, is_capped = asyncio.run(work)
         finish(run, problems, is_capped)
