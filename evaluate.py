@@ -209,10 +209,9 @@ def bench_main(options):
     result = tests.test_result(records, correct, options.samples)
     result["wall_seconds"] = max(seconds, default=None)
     table = tests.test_table(report.test_settings(options, settings), result)
-    pairs = [(table, paper.TESTS), (tests.interval_table(result), {})]
-    report.finish(options, pairs, out, result=result,
+    report.finish(options, [(table, paper.TESTS)], out, result=result,
                   problems={"correct": correct, "completion_tokens": lengths})
-    for line in verifiers.fault_lines(records):
+    for line in (tests.interval_line(result), *verifiers.fault_lines(records)):
         print(line)
 
 

@@ -267,7 +267,7 @@ def main(argv=None):
     add("--ablations", action="store_true",
         help="explore with each ablation of App. G.2 and G.3 instead")
     add("--seeds", type=positive_int, metavar="N",
-        help="the demo and four ablations for seeds 1..N, each in OUT/seed_K")
+        help="the demo and four ablations for seeds 1..N, each in OUT/seed_K (default: one demo)")
     args = parser.parse_args(argv)
     begin, demo = time.time(), Demo(args.out, args.seed)
     claim_outputs(args)

@@ -14,18 +14,18 @@ ANSWER = {"problem", "bench", "sample", "response", "truncated", "correct", "fau
 TABLE = {"title", "columns", "rows"}
 
 
-def claim(flag, paths, inputs, is_own):
+def claim(flag, paths, inputs, is_own, foreign="which no command of this kind wrote"):
     """BadInput unless a command may write all `paths`, files or folders that its `flag` leads to.
 
     inputs: what the command reads, names or None. None of them is written, by whatever name or link; what is there
-    already must be empty, or the same kind of command's: is_own(path).
+    already must be empty, or the same kind of command's: is_own(path); foreign: how the sentence says that it is not.
     """
     for path in paths:
         # journal.write_bytes writes the second, then renames it.
         if any(is_same(name, source) for name in (path, f"{path}.part") for source in inputs if source):
             why = "which this command reads"
         elif not (is_empty(path) or is_own(path)):
-            why = "which no command of this kind wrote"
+            why = foreign
         else:
             continue
         raise BadInput(f"{flag} leads to {path}, {why}: name another place; nothing was changed.")
@@ -44,7 +44,8 @@ def claim_run(folder, name, others, inputs):
         raise BadInput(f"--out is {folder}, which this command reads: name another folder.")
     # A damaged file of settings has a sentence of its own.
     if not (os.path.isfile(settings) and load_json(settings) is None):
-        claim("--out", [settings, *(os.path.join(folder, other) for other in others)], inputs, is_own)
+        paths = [settings, *(os.path.join(folder, other) for other in others)]
+        claim("--out", paths, inputs, is_own, f"and without its {name} that is no file of such a run")
 
 
 def claim_file(flag, path, endings, inputs, is_own):
@@ -52,8 +53,8 @@ def claim_file(flag, path, endings, inputs, is_own):
     if not path.endswith(endings):
         raise BadInput(f"{flag} {path} has no known ending: name a {', '.join(endings)} file.")
     folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise BadInput(f"{path} cannot be written, as {folder} is no folder of yours: make it, or name another one.")
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise BadInput(f"{flag} {path} cannot be written: name a file in a folder that is there, and yours.")
     claim(flag, [path], inputs, is_own)
 
 

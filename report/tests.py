@@ -39,12 +39,13 @@ def test_table(settings, result):
     return Table(f"Test of {settings['adapter'] or 'the base model'} (Tables 18 and 21)", columns, [row])
 
 
-def interval_table(result):
-    rows = []
+def interval_line(result):
+    """The sentence on the intervals of avg@k and pass@k."""
+    parts = []
     for name in ("avg", "pass"):
         low, high = result[f"{name}_interval"]
-        rows.append([f"{name}@{result['samples']}", 100 * result[name], 100 * low, 100 * high])
-    return Table("95% intervals (bootstrap over problems)", ["measure", "value (%)", "low (%)", "high (%)"], rows)
+        parts.append(f"{name}@{result['samples']} {100 * low:.2f} to {100 * high:.2f} %")
+    return f"95% intervals (bootstrap over problems): {', '.join(parts)}"
 
 
 def default_out(options, settings):
