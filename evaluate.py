@@ -61,7 +61,8 @@ async def answer(request, options, settings, engine, graders):
                 temperature=settings.temperature, top_p=settings.top_p, adapter=options.adapter)
         except ContextTooLong as error:
             # what a model cannot read, it does not solve
-            tqdm.write(f"Problem {problem.id} counts as not solved: {error}", file=sys.stderr)
+            tqdm.write(f"Problem {problem.id} counts as not solved: {error} A larger "
+                       "--max-model-len or another model may hold it.", file=sys.stderr)
             return record | {"completion_tokens": 0, "response": "", "truncated": True,
                              "correct": 0, "feedback": "", "fault": str(error),
                              **verifiers.judge_record(None)}
@@ -180,7 +181,10 @@ def run_requests(options, settings, requests, out):
                 work = answer_all(missing, options, settings, file, seconds)
                 new = asyncio.run(work)
                 records |= {place(record["problem"], record): record for record in new}
-    return [records[at] for at in places]
+    records = [records[at] for at in places]
+    for line in verifiers.fault_lines(records):
+        print(line)
+    return records
 
 
 # --------------------------------------------------------------------------------------------------
@@ -211,8 +215,7 @@ def bench_main(options):
     table = tests.test_table(report.test_settings(options, settings), result)
     report.finish(options, [(table, paper.TESTS)], out, result=result,
                   problems={"correct": correct, "completion_tokens": lengths})
-    for line in (tests.interval_line(result), *verifiers.fault_lines(records)):
-        print(line)
+    print(tests.interval_line(result))
 
 
 # --------------------------------------------------------------------------------------------------

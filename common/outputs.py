@@ -89,8 +89,11 @@ def is_test(path):
 
 
 def is_tables(path):
+    """Whether evaluate.py wrote tables of runs to `path`."""
     content = load_json(path)
-    return isinstance(content, list) and all(isinstance(table, dict) and table.keys() == TABLE for table in content)
+    if not isinstance(content, list) or not content:
+        return False
+    return all(isinstance(table, dict) and TABLE <= table.keys() for table in content)
 
 
 def is_marked(path):

@@ -50,6 +50,14 @@ def test_settings(options, settings):
     return dataclasses.asdict(settings) | {name: getattr(options, name) for name in FLAGS}
 
 
+def adapter_hash(adapter):
+    """Of the weights in a folder, which a run that goes on replaces; None without an adapter."""
+    if adapter is None:
+        return None
+    with open(os.path.join(adapter, "adapter_model.safetensors"), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
 def begin_test(options, settings, requests, out):
     """Keep in `out` what a test depends on, or compare it with the test that is there.
 
@@ -58,21 +66,23 @@ def begin_test(options, settings, requests, out):
     old, path = outputs.load_json(out) or {}, responses_path(out)
     is_begun = "tables" in old or not outputs.is_empty(path)
     if is_begun and not old:
-        raise BadInput(f"{path} holds answers and {out}, which says to what, is gone: put it back, "
-                       "or name another file with --out.")
-    texts = [(journal.problem_hash(request["problem"]), request.get("messages"),
-              request.get("response")) for request in requests]
-    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+        raise BadInput(f"{path} holds answers and {out}, which says to what, is gone: put it back, or move the "
+                       "answers away.")
+    requested = [(journal.problem_hash(request["problem"]), request.get("messages"),
+                  request.get("response")) for request in requests]
+    hashes = {"requests": hashlib.sha256(json.dumps(requested).encode()).hexdigest()[:16],
+              "adapter_weights": adapter_hash(options.adapter)}
     kept = test_settings(options, settings)
     if is_begun:
         journal.check_settings(out, old["settings"], kept)
-        # tests of earlier code have no digest
-        if old.get("requests", digest) != digest:
-            raise BadInput(f"{out} holds a test of other problems or prompts: put back their "
-                           "files, or name another file with --out.")
+        # Tests of earlier code have no hashes.
+        for name, what in (("requests", "problems or prompts"), ("adapter_weights", "weights in the adapter")):
+            if old.get(name, hashes[name]) != hashes[name]:
+                raise BadInput(f"{out} holds a test of other {what}: put back their files, or name another file with "
+                               "--out.")
     else:
         old = {}
-    begun = {"settings": kept, "versions": journal.versions(), "requests": digest}
+    begun = {"settings": kept, "versions": journal.versions(), **hashes}
     journal.write_json(out, old | begun)
 
 

@@ -515,7 +515,7 @@ def test_ctrl_c_keeps_what_is_graded(tmp_path, scripted, toy_model, capsys):
     with pytest.raises(SystemExit) as stopped:
         call("--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "o.json")
     assert stopped.value.code == 130 and fake.closed and "Stopped" in capsys.readouterr().err
-    assert json.loads((tmp_path / "o.json").read_text()).keys() == {"settings", "versions", "requests"}  # no result yet
+    assert json.loads((tmp_path / "o.json").read_text()).keys() == {"settings", "versions", "requests", "adapter_weights"}  # no result
 
 
 def test_the_whole_path_on_a_random_model(tmp_path, toy_model, toy_adapters):

@@ -238,7 +238,7 @@ def test_a_test_of_earlier_code_stays(tmp_path, toy_model, monkeypatch):
     own_bench(tmp_path)
     evaluate.main(test_flags(tmp_path, toy_model))
     whole = journal.read_json(str(tmp_path / "t.json"))
-    del whole["requests"]
+    del whole["requests"], whole["adapter_weights"]
     journal.write_json(str(tmp_path / "t.json"), whole)
     lines = [{name: value for name, value in line.items() if name not in ("elapsed_seconds", "judge_text", "judge_unreadable")}
              for line in read_jsonl(tmp_path / "t.jsonl")]
@@ -247,6 +247,16 @@ def test_a_test_of_earlier_code_stays(tmp_path, toy_model, monkeypatch):
     evaluate.main(test_flags(tmp_path, toy_model))
     again = journal.read_json(str(tmp_path / "t.json"))
     assert again["result"] == whole["result"] | {"wall_seconds": None}
+
+
+def test_an_adapter_that_has_changed_is_another(tmp_path, toy_model, toy_adapters):
+    """As out/adapter is after more steps: an old result must not be shown for it."""
+    own_bench(tmp_path)
+    shutil.copytree(toy_adapters[0], tmp_path / "adapter")
+    argv = test_flags(tmp_path, toy_model, "--adapter", str(tmp_path / "adapter"))
+    evaluate.main(argv)
+    shutil.copytree(toy_adapters[1], tmp_path / "adapter", dirs_exist_ok=True)
+    assert "other weights in the adapter" in refused("evaluate", argv, tmp_path)
 
 
 def test_two_tests_do_not_write_to_one_file(tmp_path, toy_model):
