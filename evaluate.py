@@ -60,12 +60,7 @@ async def answer(request, options, settings, engine, graders):
                 prompt, seed=record["seed"], max_tokens=settings.max_tokens,
                 temperature=settings.temperature, top_p=settings.top_p, adapter=options.adapter)
         except ContextTooLong as error:
-            # what a model cannot read, it does not solve
-            tqdm.write(f"Problem {problem.id} counts as not solved: {error} A larger "
-                       "--max-model-len or another model may hold it.", file=sys.stderr)
-            return record | {"completion_tokens": 0, "response": "", "truncated": True,
-                             "correct": 0, "feedback": "", "fault": str(error),
-                             **verifiers.judge_record(None)}
+            return unsolved(record, error)
         record["completion_tokens"] = len(completion.token_ids)
         record["response"] = completion.text
         record["truncated"] = completion.truncated(settings.max_tokens)
@@ -73,6 +68,14 @@ async def answer(request, options, settings, engine, graders):
         problem, record["response"], record["truncated"], engine, graders)
     return record | {"correct": verdict.correct, "feedback": verdict.feedback,
                      "fault": verdict.fault, **verifiers.judge_record(judgment)}
+
+
+def unsolved(record, error):
+    """The line of a request that is too long: what a model cannot read, it does not solve."""
+    tqdm.write(f"Problem {record['problem']} counts as not solved: {error} A larger "
+               "--max-model-len or another model may hold it.", file=sys.stderr)
+    return record | {"completion_tokens": 0, "response": "", "truncated": True, "correct": 0,
+                     "feedback": "", "fault": str(error), **verifiers.judge_record(None)}
 
 
 class Progress:
