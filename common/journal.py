@@ -89,13 +89,16 @@ def keep_settings(path, settings, growable=(), empty=False):
 
 def check_settings(path, old, new, growable=()):
     """BadInput where the settings of what `path` holds are not those that it goes on with; see `keep_settings`."""
+    changed = []
     for name, value in new.items():
         before = old.get(name)
-        if value == before or name in growable and is_larger(value, before):
-            continue
-        hint = "it may only grow" if name in growable else "a run goes on with its own settings"
-        raise BadInput(f"{path} holds a run with {name} = {before}, not {value} ({hint}): give that value, or name "
-                       "another place with --out.")
+        if value != before and not (name in growable and is_larger(value, before)):
+            hint = " (it may only grow)" if name in growable else ""
+            changed.append(f"{name} = {before}, not {value}{hint}")
+    if changed:
+        more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+        raise BadInput(f"{path} holds a run with {', '.join(changed[:4])}{more}: give its own settings, or name another "
+                       "place with --out.")
 
 
 def is_larger(limit, before):
