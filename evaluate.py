@@ -175,8 +175,9 @@ def run_requests(options, settings, requests, out):
         places = [place(request["problem"].id, request) for request in requests]
         missing = [request for request, at in zip(requests, places) if at not in records]
         if records:
-            print(f"{len(requests) - len(missing)} of {len(requests)} answers are there already; "
-                  "the test goes on.", flush=True)
+            going_on = "; the test goes on" if missing else ""
+            print(f"{len(requests) - len(missing)} of {len(requests)} answers are there already"
+                  f"{going_on}.", flush=True)
         seconds = max((line.get("elapsed_seconds", 0) for line in lines), default=0)
         stopped = f"Stopped. Every graded answer is in {file.name}; the same command goes on."
         with file, journal.synced(file), journal.stoppable(stopped):
