@@ -97,8 +97,9 @@ def check_settings(path, old, new, growable=()):
             changed.append(f"{name} = {before}, not {value}{hint}")
     if changed:
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
-        raise BadInput(f"{path} holds a run with {', '.join(changed[:4])}{more}: give its own settings, or name "
-                       "another place with --out.")
+        give = "that value" if len(changed) == 1 else "those values"
+        raise BadInput(f"{path} holds a run with {', '.join(changed[:4])}{more} (a run goes on with its own settings): "
+                       f"give {give}, or name another place with --out.")
 
 
 def is_larger(limit, before):

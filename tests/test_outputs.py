@@ -224,7 +224,7 @@ def test_a_finished_test_stays_and_another_is_refused(tmp_path, toy_model, monke
     evaluate.main(test_flags(tmp_path, toy_model))
     assert content(tmp_path) == before and "9 of 9 answers are there already" in capsys.readouterr().out
     for flags, said in ((("--seed", "2"), "seed = 1, not 2"), (("--temperature", "0.5"), "temperature = 1.0, not 0.5"),
-                        (("--limit", "2", "--seed", "2"), "seed = 1, not 2, limit = None, not 2: give")):
+                        (("--limit", "2", "--seed", "2"), "seed = 1, not 2, limit = None, not 2 (a")):
         assert said in refused("evaluate", test_flags(tmp_path, toy_model, *flags), tmp_path)
     own_bench(tmp_path, ("p1", "p2", "p4"))
     assert "of other problems or prompts" in refused("evaluate", test_flags(tmp_path, toy_model), tmp_path)
