@@ -1,6 +1,5 @@
 """What commands write: over nothing of another; whole after a kill; said at the right time."""
 import argparse
-import importlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ import tiny
 import verifiers
 from common import journal, outputs, progress
 from common.errors import BadInput, read_jsonl
-from report import measures, plots, tests
+from report import measures, tests
 from test_evaluate import own_bench, write_run
 
 ROOT = Path(__file__).parent.parent
