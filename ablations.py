@@ -313,7 +313,7 @@ def add_arguments(parser):
                        help="how the memory shows a response of more than L tokens (Table 24)")
     group = parser.add_argument_group("updates between the steps (App. G.3)")
     group.add_argument("--update-every", type=flags.positive_int, metavar="N",
-                       help="update the policy after every N steps")
+                       help="update the policy after every N steps (default: never)")
     flags.add_update_arguments(group, lr=1e-6)
 
 

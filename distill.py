@@ -21,7 +21,7 @@ from dataclasses import asdict, astuple, dataclass
 import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import ablations
 import policy as policies
-from common import flags, journal, ranks
+from common import flags, journal, outputs, ranks
 from common.clock import Clock
 from common.errors import BadInput, read_jsonl
 from engines.base import Sample, request_seed
@@ -249,9 +249,6 @@ def open_files(args, contexts):
     path, folder = os.path.join(args.out, "distill.json"), os.path.join(args.out, "adapter")
     done = policies.newest_step(folder)
     if ranks.is_main():
-        if done and not os.path.exists(path):
-            raise BadInput(f"{folder} holds checkpoints of a run without its distill.json: name "
-                           "another folder with --out.")
         journal.keep_settings(path, run_settings(args, contexts), growable=("steps",),
                               empty=done == 0)
     return policies.resume(args.out, done)
@@ -307,6 +304,10 @@ def run(args, problems, contexts, clock):
                      f"{args.steps} steps of {args.batch}, {update_args.divergence}, "
                      f"tau {update_args.tau:g}, lr {update_args.lr:g}; "
                      f"{engines.describe(args.settings)}")
+    if args.batch > len(problems):
+        times = f"{args.batch / len(problems):.3g}"
+        ranks.print_once(f"note: each step takes every problem {times} times on average, as "
+                         f"--batch {args.batch} is more than there are.")
     if files.done:
         ranks.print_once(f"{files.done} steps are done already; the run goes on.")
     if files.done < args.steps:
@@ -317,8 +318,27 @@ def run(args, problems, contexts, clock):
         if ranks.is_main():
             write_result(args, clock, files.done, gpus)
     if args.merge and ranks.is_main():
+        keep_result(args, "merged", True)
         policies.merge(args.settings, files.folder, os.path.join(args.out, "merged"))
     ranks.print_once(f"adapter: {files.folder}")
+
+
+def keep_result(args, name, value):
+    """One more entry of distill.json."""
+    path = os.path.join(args.out, "distill.json")
+    journal.write_json(path, journal.read_json(path) | {name: value})
+
+
+def check_outputs(args):
+    """BadInput where the run would write over something that is not its own."""
+    inputs = [args.cplus, os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl"),
+              args.settings.model]
+    written = ("distill.jsonl", "samples.jsonl", "adapter")
+    outputs.claim_run(args.out, "distill.json", written, inputs)
+    if args.merge:
+        kept = outputs.load_json(os.path.join(args.out, "distill.json")) or {}
+        merged = os.path.join(args.out, "merged")
+        outputs.claim("--merge", [merged], inputs, lambda _: kept.get("merged", False))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -342,7 +362,7 @@ class DistillArgs:
 def parser():
     parser = argparse.ArgumentParser(
         description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines "
-                    "13-16).")
+                    "13-16).", formatter_class=flags.HelpFormatter)
     add = parser.add_argument
     add("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
     add("--steps", type=flags.positive_int, default=20, help="S, optimizer steps")
@@ -364,11 +384,8 @@ def parse(argv):
     given = parser().parse_args(argv)
     problems = read_cplus(given.cplus)
     first = next(iter(problems.values()))[0]
-    # Where the flags are silent: model, prompt family and decoding as it was explored.
-    explored = {"model": first["model"], "family": first["family"], **first["decoding"]}
-    for name, value in explored.items():
-        if getattr(given, name) is None:
-            setattr(given, name, value)
+    # Where the flags are silent: as it was explored.
+    given = argparse.Namespace(**engines.as_run(vars(given), first))
     _, world = ranks.rank_and_world()
     if world > 1 and given.tensor_parallel * given.data_parallel > 1:
         raise BadInput("under torchrun each rank samples on its own GPU: leave out "
@@ -395,6 +412,7 @@ def main(argv=None):
             args, problems = parse(argv)
             contexts = teacher_draws(args, problems)
             if ranks.is_main():
+                check_outputs(args)
                 stack.enter_context(journal.lock(args.out))
         run(args, problems, contexts, clock)
 

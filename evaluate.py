@@ -1,6 +1,7 @@
 """Accuracy of a model or an adapter on a bench, and what is counted from the files of a run.
 
     python evaluate.py --bench math500 --adapter out/adapter             # avg@4, pass@4 (App. E.2)
+    python evaluate.py --test a.json --versus b.json                     # of two tests
     python evaluate.py --rollouts out/rollouts.jsonl \\
         --versus random/rollouts.jsonl --plot curve.png                  # App. A, C.4, D
     python evaluate.py --rollouts out/rollouts.jsonl --show PROBLEM_ID   # one problem as a dialogue
@@ -9,7 +10,8 @@
     python evaluate.py --update out [--internalization]                  # cost (App. E.5); Table 32
 
 Tables are Markdown on standard output; --out keeps the same numbers as JSON (pairs are mean and
-deviation over seeds). What needs no model is in report/.
+deviation over seeds). What needs no model is in report/. A test that was stopped goes on with the
+same command.
 """
 import argparse
 import asyncio
@@ -28,13 +30,13 @@ import benches
 import prompts
 import report
 import verifiers
-from common import journal
+from common import journal, outputs
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
-from common.flags import positive_int
+from common.flags import HelpFormatter, positive_int
+from common.progress import new_bar
 from engines.base import check_adapter, request_seed, side_by_side
-from report import measures, paper
+from report import paper, tests
 from report.curves import bench_name, model_name, read_beside
-from report.tables import Table
 
 # --------------------------------------------------------------------------------------------------
 # Sampling and grading
@@ -58,24 +60,29 @@ async def answer(request, options, settings, engine, graders):
                 prompt, seed=record["seed"], max_tokens=settings.max_tokens,
                 temperature=settings.temperature, top_p=settings.top_p, adapter=options.adapter)
         except ContextTooLong as error:
-            # what a model cannot read, it does not solve
-            tqdm.write(f"Problem {problem.id} counts as not solved: {error}", file=sys.stderr)
-            return record | {"completion_tokens": 0, "response": "", "truncated": True,
-                             "correct": 0, "feedback": "", "fault": str(error)}
+            return unsolved(record, error)
         record["completion_tokens"] = len(completion.token_ids)
         record["response"] = completion.text
         record["truncated"] = completion.truncated(settings.max_tokens)
-    verdict, _ = await verifiers.grade(
+    verdict, judgment = await verifiers.grade(
         problem, record["response"], record["truncated"], engine, graders)
     return record | {"correct": verdict.correct, "feedback": verdict.feedback,
-                     "fault": verdict.fault}
+                     "fault": verdict.fault, **verifiers.judge_record(judgment)}
+
+
+def unsolved(record, error):
+    """The line of a request that is too long: what a model cannot read, it does not solve."""
+    tqdm.write(f"Problem {record['problem']} counts as not solved: {error} A larger "
+               "--max-model-len or another model may hold it.", file=sys.stderr)
+    return record | {"completion_tokens": 0, "response": "", "truncated": True, "correct": 0,
+                     "feedback": "", "fault": str(error), **verifiers.judge_record(None)}
 
 
 class Progress:
     """A bar with the average so far, tokens per second and the time left."""
 
     def __init__(self, total):
-        self.bar = tqdm(total=total, unit="answer", disable=None)
+        self.bar = new_bar(total, "answer")
         self.begin = time.time()
         self.tokens = 0
         self.graded, self.correct = Counter(), Counter()
@@ -98,53 +105,90 @@ class Progress:
         self.bar.close()
 
 
-async def answer_all(requests, options, settings, path):
+async def answer_all(requests, options, settings, file, earlier_seconds):
     """`answer` every request, all in flight at once: the engine batches them.
 
-    -> records in the order of the requests. A line goes to the file `path` as soon as it is graded.
+    -> records, in the order of the requests. A line goes to `file` as soon as it is graded.
     """
-    records = [None] * len(requests)
-    file = open(path, "w")
-    folder = os.path.dirname(path) or "."
+    begin, records = time.time(), {}
+    folder = os.path.dirname(file.name) or "."
     engine = await engines.start(settings, adapters=options.adapter is not None, folder=folder)
     graders = verifiers.Graders()
     progress = Progress(len(requests))
 
     async def one(i, request):
-        records[i] = await answer(request, options, settings, engine, graders)
-        journal.append(file, records[i])
-        progress.add(records[i])
+        record = await answer(request, options, settings, engine, graders)
+        record["elapsed_seconds"] = round(earlier_seconds + time.time() - begin, 3)
+        journal.append(file, record)
+        records[i] = record
+        progress.add(record)
 
     try:
         await side_by_side(one(i, request) for i, request in enumerate(requests))
-        return records
+        return [records[i] for i in range(len(requests))]
     finally:
         graders.close()
         engine.close()
         progress.close()
-        file.close()
 
 
-def make_room(path):
-    """Make the folder that the file `path` will stand in; BadInput if that cannot be."""
-    folder = os.path.dirname(path) or "."
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"the folder of {path} cannot be made ({error.strerror}): name another "
-                       "file.") from None
-    if os.path.isdir(path) or not os.access(folder, os.W_OK):
-        raise BadInput(f"{path} cannot be written: name a file in a folder of yours.")
+# --------------------------------------------------------------------------------------------------
+# The files of a test
+
+
+def check_outputs(options, out):
+    """BadInput where --out (`out`) or --plot would write over something else."""
+    inputs = [options.bench, options.data, options.adapter, options.update, options.cplus,
+              options.engine_flags["model"], *(options.rollouts or []), *options.versus]
+    if options.test:
+        inputs.append(options.test)
+    is_sampling = options.bench or options.teacher or options.internalization
+    if out:
+        is_own = outputs.is_test if is_sampling else outputs.is_tables
+        outputs.claim_file("--out", out, (".json",), inputs, is_own)
+    if out and is_sampling:
+        responses = report.responses_path(out)
+        outputs.claim("--out", [responses], inputs, outputs.holds_answers)
+    if options.plot:
+        endings = (".png", ".pdf", ".svg")
+        outputs.claim_file("--plot", options.plot, endings, inputs, outputs.is_marked)
+
+
+def place(problem, record):
+    """What tells a request, or its record, from all others of a test."""
+    return problem, record["sample"], record.get("traces")
 
 
 def run_requests(options, settings, requests, out):
-    """-> records. The responses go to the .jsonl beside the file `out`."""
-    make_room(out)
+    """-> records, in the order of the requests: those of earlier sessions of the test, and new.
+
+    They go to the .jsonl beside the file `out`. Errors: BadInput, if another test is there.
+    """
+    if not options.out:
+        check_outputs(options, out)
+    folder, name = os.path.split(out)
     print(f"{engines.describe(settings)}, adapter {options.adapter or 'none'}", flush=True)
-    path = report.responses_path(out)
-    stopped = f"Stopped. What is graded stands in {path}; the same command starts again."
-    with journal.stoppable(stopped):
-        return asyncio.run(answer_all(requests, options, settings, path))
+    with journal.lock(folder or ".", f".{name}.lock"):
+        report.begin_test(options, settings, requests, out)
+        lines, file = journal.open_journal(report.responses_path(out))
+        records = {place(line["problem"], line): line for line in lines}
+        places = [place(request["problem"].id, request) for request in requests]
+        missing = [request for request, at in zip(requests, places) if at not in records]
+        if records:
+            going_on = "; the test goes on" if missing else ""
+            print(f"{len(requests) - len(missing)} of {len(requests)} answers are there already"
+                  f"{going_on}.", flush=True)
+        seconds = max((line.get("elapsed_seconds", 0) for line in lines), default=0)
+        stopped = f"Stopped. Every graded answer is in {file.name}; the same command goes on."
+        with file, journal.synced(file), journal.stoppable(stopped):
+            if missing:
+                work = answer_all(missing, options, settings, file, seconds)
+                new = asyncio.run(work)
+                records |= {place(record["problem"], record): record for record in new}
+    records = [records[at] for at in places]
+    for line in verifiers.fault_lines(records):
+        print(line)
+    return records
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,7 +197,10 @@ def run_requests(options, settings, requests, out):
 
 def bench_main(options):
     """--bench: avg@k and pass@k, k = --samples."""
-    settings = engine_settings(options.engine_flags, options.bench)
+    flags = options.engine_flags
+    if options.adapter:
+        flags = engines.as_run(flags, engines.adapter_run(options.adapter))
+    settings = engine_settings(flags, options.bench)
     if options.adapter:
         check_adapter(options.adapter, settings.model)
     problems = benches.load(options.bench, options.split, options.data, options.limit)
@@ -162,43 +209,17 @@ def bench_main(options):
         for k in range(1, options.samples + 1):
             plain = prompts.opening(problem, settings.family)
             requests.append({"problem": problem, "sample": k, "messages": plain})
-    out = options.out or default_out(options)
-    begin = time.time()
+    out = options.out or tests.default_out(options, settings)
     records = run_requests(options, settings, requests, out)
     correct = report.values_by_problem(records, "correct")
     lengths = report.values_by_problem(records, "completion_tokens")
-    result = test_result(options, records, correct) | {"wall_seconds": time.time() - begin}
-    report.finish(options, settings, [(test_table(options, settings, result), paper.TESTS)], out,
-                  result=result, problems={"correct": correct, "completion_tokens": lengths})
-
-
-def default_out(options):
-    name = os.path.splitext(os.path.basename(options.bench))[0]
-    return os.path.join("out", f"{name}-{'adapter' if options.adapter else 'base'}.json")
-
-
-def test_result(options, records, correct):
-    """What a test measures, shares in [0, 1]; correct: {problem id: s of each sample}."""
-    faults = Counter(record["fault"] for record in records if record["fault"])
-    return {"problems": len(correct),
-            "avg": measures.avg_at_k(correct.values()),
-            "pass": measures.pass_at_k(correct.values())[-1],
-            "length": measures.mean(record["completion_tokens"] for record in records),
-            "truncated": measures.mean(record["truncated"] for record in records),
-            "faults": dict(faults),
-            "samples": options.samples}
-
-
-def test_table(options, settings, result):
-    k = options.samples
-    columns = ["model", "bench", "policy", "problems", f"avg@{k} (%)", f"pass@{k} (%)",
-               "tokens per answer", "truncated (%)", "verifier faults"]
-    row = [model_name(settings.model), bench_name(options.bench, options.split),
-           "adapter" if options.adapter else "base model", result["problems"],
-           100 * result["avg"], 100 * result["pass"], result["length"],
-           100 * result["truncated"], sum(result["faults"].values())]
-    policy = options.adapter or "the base model"
-    return Table(f"Test of {policy} (Tables 18 and 21)", columns, [row])
+    seconds = [record["elapsed_seconds"] for record in records if "elapsed_seconds" in record]
+    result = tests.test_result(records, correct, options.samples)
+    result["wall_seconds"] = max(seconds, default=None)
+    table = tests.test_table(report.test_settings(options, settings), result)
+    report.finish(options, [(table, paper.TESTS)], out, result=result,
+                  problems={"correct": correct, "completion_tokens": lengths})
+    print(tests.interval_line(result))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -240,16 +261,9 @@ def read_training(options, cplus):
     if missing:
         raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: "
                        "restore the file of problems.")
-    settings = engine_settings(as_explored(options.engine_flags, first), first["bench"])
+    settings = engine_settings(engines.as_run(options.engine_flags, first), first["bench"])
     name = [model_name(settings.model), bench_name(first["bench"], bench["split"])]
     return Training(name, lines, problems, ablations.read_rollouts(cplus), settings)
-
-
-def as_explored(flags, line):
-    """The engine's flags; where they are silent, those of the run that wrote a line of C+."""
-    explored = {"model": line["model"], "family": line["family"], **line["decoding"]}
-    given = {name: value for name, value in flags.items() if value is not None}
-    return flags | explored | given
 
 
 def engine_settings(flags, bench):
@@ -262,11 +276,12 @@ def engine_settings(flags, bench):
 
 @dataclass(frozen=True)
 class Options:
-    """The command line. One of bench, rollouts, teacher and update says what is done."""
+    """The command line. One of bench, rollouts, teacher, update, test is given."""
     bench: str | None
     rollouts: list | None
     teacher: bool
     update: str | None
+    test: str | None
     out: str | None
     paper: bool
     split: str
@@ -287,7 +302,8 @@ class Options:
 def parse(argv=None):
     """-> Options; a wrong flag ends the program with argparse's sentence and status 2."""
     parser = argparse.ArgumentParser(
-        description="Test a model; count what explore.py and distill.py wrote.")
+        description="Test a model; count what explore.py and distill.py wrote.",
+        formatter_class=HelpFormatter)
     add_modes(parser)
     add_test_flags(parser.add_argument_group("tests"))
     add_rollout_flags(parser.add_argument_group("rollouts"))
@@ -295,7 +311,11 @@ def parse(argv=None):
     flags = vars(parser.parse_args(argv))
     if flags["teacher"] and not flags["cplus"]:
         parser.error("--teacher needs --cplus FILE, the cplus.jsonl of explore.py")
-    pairs = {"versus": "rollouts", "plot": "rollouts", "show": "rollouts", "adapter": "bench",
+    if flags["test"] and not flags["versus"]:
+        parser.error("--test needs --versus FILE, the .json of another test")
+    if flags["versus"] and not (flags["rollouts"] or flags["test"]):
+        parser.error("--versus goes with --rollouts or --test")
+    pairs = {"plot": "rollouts", "show": "rollouts", "adapter": "bench",
              "internalization": "update"}
     for flag, mode in pairs.items():
         if flags[flag] and not flags[mode]:
@@ -313,9 +333,11 @@ def add_modes(parser):
     add("--teacher", action="store_true",
         help="test on the contexts of --cplus (Tables 5, 27, 29)")
     add("--update", metavar="FOLDER", help="what the policy update in this folder cost")
+    add("--test", metavar="FILE", help="the .json of a test, to compare --versus others")
     add = parser.add_argument
     add("--out", metavar="FILE.json",
-        help="file of the numbers (a test has a default and prints it)")
+        help="file of the numbers (default: none; of a test, out/BENCH-MODEL-POLICY-DECODING.json "
+             "or beside the run)")
     add("--paper", action="store_true",
         help="show the paper's numbers too, for its models and benches")
 
@@ -323,10 +345,13 @@ def add_modes(parser):
 def add_test_flags(group):
     add, positive = group.add_argument, positive_int
     add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
-    add("--data", help="local copy of the bench in its upstream format")
-    add("--adapter", help="folder of a LoRA adapter, such as out/adapter (with --bench)")
+    add("--data", 
+        help="local copy of the bench in its upstream format (default: fetched)")
+    add("--adapter",
+        help="folder of a LoRA adapter, such as out/adapter, with --bench (default: none); model, "
+             "family and decoding are by default those of its run")
     add("--samples", type=positive, default=4, help="responses per problem")
-    add("--limit", type=positive, help="only the first N problems")
+    add("--limit", type=positive, help="only the first N problems (default: all)")
     add("--seed", type=positive, default=1, help="run seed")
     add("--traces", nargs="+", choices=["success", "failure", "random"], default=["success"],
         help="contexts of the teacher (with --teacher)")
@@ -335,23 +360,26 @@ def add_test_flags(group):
 
 def add_rollout_flags(group):
     add = group.add_argument
-    add("--versus", nargs="+", metavar="FILE", default=[], help="rollouts.jsonl to compare with")
+    add("--versus", nargs="+", metavar="FILE", default=[], 
+        help="what to compare with: rollouts.jsonl, or the .json of tests (default: nothing)")
     add("--plot", metavar="FILE.png",
-        help="draw the pass rate against calls, compute and GPU time")
-    add("--show", metavar="PROBLEM_ID", help="print one problem's attempts as a dialogue")
-    add("--cplus", metavar="FILE", help="self-correction on its problems (Table 28)")
+        help="draw the pass rate against calls, compute and GPU time (default: no plot)")
+    add("--show", metavar="PROBLEM_ID",
+        help="print one problem's attempts as a dialogue (default: tables of all)")
+    add("--cplus", metavar="FILE",
+        help="self-correction on its problems (Table 28; default: none)")
 
 
 def main(argv=None):
     options = parse(argv)
-    for path in (options.out, options.plot):
-        if path:
-            make_room(path)
+    check_outputs(options, options.out)
     sample = partial(run_requests, options)
     if options.bench:
         bench_main(options)
     elif options.teacher:
         report.teacher_main(options, read_training(options, options.cplus), sample)
+    elif options.test:
+        tests.versus_main(options)
     elif options.update:
         report.update_main(options, partial(read_training, options), sample)
     elif options.cplus:

@@ -26,7 +26,7 @@ import ablations
 import benches
 import prompts
 import verifiers
-from common import flags, journal, rollouts
+from common import flags, journal, outputs, progress, rollouts
 from common.clock import Clock
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from engines.base import request_seed, side_by_side
@@ -139,6 +139,7 @@ class Attempt:
         self.verdict, self.samples["judge"] = await verifiers.grade(
             self.x, y.text, y.truncated(run.settings.max_tokens), run.engine, run.graders,
             public_only=True)
+        self.judgment = verifiers.judge_record(self.samples["judge"])
         self.verify_seconds = time.time() - begin
         return self.verdict.reward, self.verdict.feedback
 
@@ -307,7 +308,7 @@ async def explore_with_bar(run, update, problems):
         run.trainer = ablations.start_trainer(run, update, [*openings(run, problems).values()])
     run.clock.begin("sampling")
     calls = len(problems) * run.args.calls
-    with tqdm(total=calls, initial=len(run.records), unit="call", disable=None) as run.bar:
+    with progress.new_bar(calls, "call", initial=len(run.records)) as run.bar:
         return await explore(run, problems)
 
 
@@ -323,7 +324,8 @@ def finish(run, problems, is_capped):
     # Some problems may have no answer yet.
     attempts = {x.id: {} for x in problems} | measures.by_problem(run.records.values())
     result = rollouts.write_result(run, attempts, is_capped)
-    rollouts.print_result(run, attempts, result, lines)
+    rollouts.print_result(
+        run, attempts, result, lines, verifiers.fault_lines(run.records.values()))
     if run.failures:
         raise BadInput(
             f"{len(run.failures)} of {len(problems)} problems have contexts longer than the "
@@ -340,15 +342,16 @@ def add_arguments(parser):
     add("--bench", required=True,
         help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
     add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
-    add("--data", help="local copy of the bench in its upstream format")
-    add("--method", choices=["leaf", "random"], default="leaf")
+    add("--data", help="local copy of the bench in its upstream format (default: fetched)")
+    add("--method", choices=["leaf", "random"], default="leaf",
+        help="random: independent answers to the plain prompt")
     add("--calls", type=flags.positive_int, help="K, calls a problem (default: 24; train: 20)")
     add("--restart", type=flags.restart_interval, default=5, metavar="M|never",
         help="the memory is reset every M steps")
     add("--tail", type=flags.positive_int, default=2000,
         help="L, tokens of a longer response that the memory keeps")
     add("--seed", type=flags.positive_int, default=1, help="run seed")
-    add("--limit", type=flags.positive_int, help="only the first N problems")
+    add("--limit", type=flags.positive_int, help="only the first N problems (default: all)")
     add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
     add("--out", default="out", help="folder of the run")
     engines.add_arguments(parser)
@@ -358,7 +361,8 @@ def add_arguments(parser):
 def parse(argv):
     """-> (ExploreArgs, engines.Settings, UpdateArgs or None). Errors: BadInput."""
     parser = argparse.ArgumentParser(
-        description="Explore with a memory for each problem (Algorithm 1, lines 1-12).")
+        description="Explore with a memory for each problem (Algorithm 1, lines 1-12).",
+        formatter_class=flags.HelpFormatter)
     add_arguments(parser)
     given = parser.parse_args(argv)
     ablations.check(given, parser)
@@ -385,11 +389,14 @@ def main(argv=None):
     clock = Clock("startup")
     args, settings, update = parse(argv)
     problems = benches.load(args.bench, args.split, args.data, args.limit)
+    written = ("rollouts.jsonl", "problems.json", "cplus.jsonl", "updates")
+    inputs = [args.bench, args.data, settings.model]
+    outputs.claim_run(args.out, "explore.json", written, inputs)
     with journal.lock(args.out):
         records, file = rollouts.open_files(args, settings, update, problems)
         announce(args, settings, problems, records)
         sentence = f"Stopped. Every graded answer is in {file.name}; the same command goes on."
-        with file, journal.stoppable(sentence):
+        with file, journal.synced(file), journal.stoppable(sentence):
             work = run_engine(args, settings, update, problems, (records, file), clock)
             run, is_capped = asyncio.run(work)
         finish(run, problems, is_capped)

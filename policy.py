@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
-from common import journal
+from common import journal, progress
 from common.errors import BadInput, ContextTooLong
 from common.flags import UpdateArgs
 from common.gpu_memory import recomputed_layers
@@ -203,7 +203,8 @@ class Trainer:
                 x, seed=seed, max_tokens=s.max_tokens, temperature=s.temperature, top_p=s.top_p,
                 adapter=self.adapter())
         except ContextTooLong as error:
-            raise BadInput(f"problem {problem} cannot be sampled: {error}") from None
+            raise BadInput(f"problem {problem} cannot be sampled: {error} Use a larger "
+                           "--max-model-len, where the model has one, or another model.") from None
         if self.step_bar is not None:
             self.show_response(y)
         return y
@@ -283,8 +284,8 @@ def log_line(m):
 
 
 def new_bar(total, unit, **options):
-    """A progress bar, on rank 0 and where there is a terminal."""
-    return tqdm(total=total, unit=unit, disable=None if is_main() else True, **options)
+    """A progress bar, on rank 0."""
+    return progress.new_bar(total, unit, disable=not is_main(), **options)
 
 
 def start_trainer(args, seed, settings, engine, openings, files):

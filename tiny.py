@@ -17,9 +17,9 @@ import engines  # noqa: F401 (first: it sets how OpenMP threads wait, before tor
 import distill
 import evaluate
 import explore
-from common import journal
+from common import journal, outputs
 from common.errors import exit_with_sentence, read_jsonl
-from common.flags import positive_int
+from common.flags import HelpFormatter, positive_int
 from report import curves, measures, plots
 
 RECIPE = 2  # of the model and the commands: a folder that another one made is refused
@@ -207,7 +207,7 @@ def draw_ablations(path, points):
         panel.set(xlabel="Compute (GFLOPs)", ylabel=name)
         panel.grid(alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    figure.savefig(path, dpi=200)
+    figure.savefig(path, dpi=200, metadata={"Title": outputs.MARK})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -247,18 +247,30 @@ def run_seeds(out, count):
     journal.write_json(os.path.join(out, "seeds.json"), {"seeds": seeds})
 
 
+def claim_outputs(args):
+    """BadInput where something in --out is not tiny.py's own; its commands look after theirs."""
+    if args.seeds:
+        path = os.path.join(args.out, "seeds.json")
+        outputs.claim("--out", [path], [], lambda _: "seeds" in (outputs.load_json(path) or {}))
+    else:
+        written = ("model", "curve.png", "ablations.png")
+        outputs.claim_run(args.out, "tiny.json", written, [])
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        description="Make a tiny model and run the whole method on it.")
+        description="Make a tiny model and run the whole method on it.",
+        formatter_class=HelpFormatter)
     add = parser.add_argument
     add("--seed", type=positive_int, default=1, help="of the model and of the runs")
     add("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")
     add("--ablations", action="store_true",
         help="explore with each ablation of App. G.2 and G.3 instead")
     add("--seeds", type=positive_int, metavar="N",
-        help="the demo and four ablations for seeds 1..N, each in OUT/seed_K")
+        help="the demo and four ablations for seeds 1..N, each in OUT/seed_K (default: one demo)")
     args = parser.parse_args(argv)
     begin, demo = time.time(), Demo(args.out, args.seed)
+    claim_outputs(args)
     with journal.lock(args.out):
         if args.seeds:
             run_seeds(args.out, args.seeds)

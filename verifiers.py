@@ -342,8 +342,42 @@ def judge_messages(problem, response):
 
 def judge_verdict(text):
     """-> 1 if the last whole word yes or no of the judge's text, in any case, is yes; else 0."""
-    words = re.findall(r"\b(yes|no)\b", text, re.IGNORECASE)
+    words = judge_words(text)
     return int(bool(words) and words[-1].lower() == "yes")
+
+
+def judge_words(text):
+    """The judge's whole words yes and no, in any case: without one its verdict is unreadable."""
+    return re.findall(r"\b(yes|no)\b", text, re.IGNORECASE)
+
+
+def judge_record(judgment):
+    """What a record keeps of the judge's completion, or of None: for a reader, not the policy."""
+    return {"judge_text": judgment.text if judgment else None,
+            "judge_unreadable": bool(judgment) and not judge_words(judgment.text)}
+
+
+def fault_lines(records):
+    """A line for each reason why the verifier failed on some of `records`, with its problems.
+
+    Reasons that differ in their numbers alone are one, as is an unreadable verdict of the judge.
+    """
+    reasons, problems = {}, {}
+    for record in records:
+        reason = record["fault"]
+        if record.get("judge_unreadable"):
+            reason = "The judge said neither yes nor no (field judge_text)."
+        if reason:
+            kind = re.sub(r"\d+", "", reason)
+            reasons.setdefault(kind, reason)
+            problems.setdefault(kind, []).append(record["problem"])
+    lines = []
+    for kind, names in problems.items():
+        different = list(dict.fromkeys(names))
+        shown = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
+        lines.append(f"The verifier itself failed on {len(names)} answers, which count as wrong "
+                     f"(problems: {shown}): {reasons[kind]}")
+    return lines
 
 
 # --------------------------------------------------------------------------------------------------
@@ -364,7 +398,9 @@ async def grade(problem, response, truncated, engine, graders, public_only=False
         judgment = await engine.sample(
             prompt, seed=0, max_tokens=JUDGE_TOKENS, temperature=0.0, top_p=1.0, priority=-1)
     except ContextTooLong as error:  # no other answer to the problem suffers from it
-        return Verdict(0, 0, "", None, f"The judge cannot read the answer: {error}"), None
+        fault = (f"The judge cannot read the answer: {error} Give it a larger --max-model-len, or "
+                 "the problem a shorter reference.")
+        return Verdict(0, 0, "", None, fault), None
     reward = judge_verdict(judgment.text)
     return Verdict(reward, reward, "", None), judgment
 

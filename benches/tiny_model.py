@@ -9,11 +9,10 @@ import random
 import shutil
 
 from benches import arithmetic
+from common import progress
 from common.errors import BadInput
 
 import torch
-from tqdm import tqdm
-
 CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
@@ -193,7 +192,7 @@ def pretrain(seed, folder, most_first=500, mixed=450, batch=32, needed=(0.85, 0.
         rows = encode(tokenizer, [demonstration(rng, *pair) for pair in held_out])
         return held_out_accuracy(model, tokenizer, rows)
 
-    with tqdm(total=200 + mixed, unit="step", desc="pretraining", disable=None) as bar:
+    with progress.new_bar(200 + mixed, "step", desc="pretraining") as bar:
         adds, first = 0.0, 0
         while adds < needed[0] and first < most_first:
             for _ in range(25):

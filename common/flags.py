@@ -10,6 +10,16 @@ from common.errors import BadInput
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Shows the default of every flag whose help does not say it itself."""
+
+    def _get_help_string(self, action):
+        if action.default in (None, False, argparse.SUPPRESS) or "default" in action.help:
+            return action.help
+        # argparse fills it in.
+        return f"{action.help} (default: %(default)s)"
+
+
 def positive_int(text):
     """argparse type: a whole number above zero."""
     if not text.isdecimal() or int(text) < 1:
@@ -53,7 +63,7 @@ def add_update_arguments(parser, lr):
     add("--lr", type=above_zero, default=lr, help=f"learning rate (default: {lr:g})")
     add("--tau", type=cap,
         help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
-    add("--divergence", choices=DIVERGENCES, default="reverse_kl")
+    add("--divergence", choices=DIVERGENCES, default="reverse_kl", help="D of Eq. 2 (Table 6)")
     add("--micro-tokens", type=positive_int, default=16384,
         help="tokens of one forward and backward pass, student and teacher together")
     add("--grad-checkpoint-every", type=int, choices=range(0, 1000), metavar="N",

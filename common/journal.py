@@ -7,21 +7,28 @@ import json
 import math
 import os
 import sys
+import threading
 
 import filelock
 
 from common.errors import BadInput, read_jsonl
 
+SYNC_SECONDS = 3  # from one write through to the disk to the next
+
 
 @contextlib.contextmanager
-def lock(folder):
-    """Make `folder` and lock it for the length of a with block; BadInput while another run holds it."""
-    file_lock = filelock.FileLock(os.path.join(folder, ".lock"))
+def lock(folder, name=".lock"):
+    """Make `folder` and lock it for the length of a with block; BadInput while another run holds it.
+
+    name: of the file that is locked, where several commands may write to one folder.
+    """
+    file_lock = filelock.FileLock(os.path.join(folder, name))
     try:
         os.makedirs(folder, exist_ok=True)
         file_lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise BadInput(f"another run holds the folder {folder}: wait for it, or name another one with --out.") from None
+        held = f"the folder {folder}" if name == ".lock" else f"the files of {name[1:-5]} in {folder}"
+        raise BadInput(f"another run holds {held}: wait for it, or name another one with --out.") from None
     except OSError as error:
         raise BadInput(f"--out {folder} cannot be written ({error.strerror}): name another folder.") from None
     try:
@@ -80,15 +87,19 @@ def keep_settings(path, settings, growable=(), empty=False):
     write_json(path, content | {"settings": settings, "versions": versions()})
 
 
-def check_settings(folder, old, new, growable):
-    """BadInput where the settings of the run in `folder` are not those that it goes on with; see `keep_settings`."""
+def check_settings(path, old, new, growable=()):
+    """BadInput where the settings of what `path` holds are not those that it goes on with; see `keep_settings`."""
+    changed = []
     for name, value in new.items():
         before = old.get(name)
-        if value == before or name in growable and is_larger(value, before):
-            continue
-        hint = "it may only grow" if name in growable else "a run goes on with its own settings"
-        raise BadInput(f"{folder} holds a run with {name} = {before}, not {value} ({hint}): give that value, or name "
-                       "another folder with --out.")
+        if value != before and not (name in growable and is_larger(value, before)):
+            hint = " (it may only grow)" if name in growable else ""
+            changed.append(f"{name} = {before}, not {value}{hint}")
+    if changed:
+        more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+        give = "that value" if len(changed) == 1 else "those values"
+        raise BadInput(f"{path} holds a run with {', '.join(changed[:4])}{more} (a run goes on with its own settings): "
+                       f"give {give}, or name another place with --out.")
 
 
 def is_larger(limit, before):
@@ -142,6 +153,30 @@ def append(file, *records):
     except OSError as error:
         raise BadInput(f"{file.name} cannot be written ({error.strerror}): what stands in it is kept; make room, then "
                        "the same command goes on.") from None
+
+
+@contextlib.contextmanager
+def synced(file):
+    """Within the block a thread writes what `append` added to `file` through to the disk every SYNC_SECONDS.
+
+    Not `append` itself: nothing waits for the disk, and the last line before a pause is written through too.
+    """
+    end = threading.Event()
+
+    def sync():
+        # A disk that fails is reported below, or by `append`.
+        with contextlib.suppress(OSError):
+            while not end.wait(SYNC_SECONDS):
+                os.fsync(file.fileno())
+
+    thread = threading.Thread(target=sync, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        os.fsync(file.fileno())
 
 
 def open_rollouts(folder, settings, growable, problems):

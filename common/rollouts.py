@@ -48,6 +48,7 @@ def record(attempt, c, y_hat):
         "finish_reason": y.finish_reason,
         "truncated": y.truncated(run.settings.max_tokens),
         **dataclasses.asdict(attempt.verdict),  # reward, correct, feedback, signature, fault
+        **attempt.judgment,                     # judge_text, judge_unreadable
         "seed": attempt.seed("answer"),
         "sample_seconds": round(seconds, 3),    # in the engine's batch: no wait in its queue
         "verify_seconds": round(attempt.verify_seconds, 3),
@@ -149,6 +150,7 @@ def write_result(run, attempts, is_capped):
         "seconds": {part: round(value, 3) for part, value in seconds.items()},
         "gpus": run.engine.gpus, "parameters": run.engine.parameters,
         "faults": sum(record["fault"] is not None for record in run.records.values()),
+        "unreadable_judgments": sum(record.get("judge_unreadable", False) for record in run.records.values()),
         "complete_steps": measures.complete_steps(attempts), "capped": is_capped, "failed": run.failures,
     }
     path = os.path.join(run.args.out, "explore.json")
@@ -156,13 +158,13 @@ def write_result(run, attempts, is_capped):
     return result
 
 
-def print_result(run, attempts, result, cplus):
-    """cplus: the lines of cplus.jsonl."""
-    faults, last_step = result["faults"], result["complete_steps"]
+def print_result(run, attempts, result, cplus, fault_lines):
+    """cplus: the lines of cplus.jsonl; fault_lines: what is said of verifier faults."""
+    last_step = result["complete_steps"]
     if result["capped"]:
         print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have {last_step} calls.")
-    if faults:
-        print(f'The verifier itself failed on {faults} answers, which count as wrong (field "fault").')
+    for line in fault_lines:
+        print(line)
     if last_step:
         passed = measures.pass_curve(attempts, last_step)
         accuracy = measures.per_answer_curve(attempts, last_step, "correct")

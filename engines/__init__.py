@@ -20,6 +20,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from common.errors import BadInput
 from common.flags import positive_int
+from common.journal import read_json
+from common.outputs import load_json
 from engines.base import load
 
 # App. B.4 and C.1 of the paper: prompt family, decoding, response limits (`lcb`: there), and N of the FLOPs formula.
@@ -75,6 +77,34 @@ def settings(args, bench, gpu_memory=0.9):
     if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
     return resolved
+
+
+def as_run(flags, run):
+    """`flags`, a dict of those of `add_arguments`; where they are silent, model, family and decoding of a run.
+
+    run: the settings of a run, or a line of its C+; what it does not know stays as it is.
+    """
+    run = run | run.get("decoding", {})
+    names = ("model", "family", "temperature", "top_p", "max_tokens")
+    known = {name: run[name] for name in names if name in run}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return flags | known | given
+
+
+def adapter_run(adapter):
+    """What is known of the run that made an adapter: its settings, or the model alone."""
+    folder = os.path.abspath(adapter)
+    if os.path.basename(folder).startswith("step_"):
+        folder = os.path.dirname(folder)
+    run, name = os.path.dirname(folder), "distill.json"
+    if os.path.basename(run) == "updates":
+        run, name = os.path.dirname(run), "explore.json"
+    path = os.path.join(run, name)
+    if os.path.basename(folder) == "adapter" and os.path.isfile(path):
+        return read_json(path)["settings"]
+    config = load_json(os.path.join(adapter, "adapter_config.json"))
+    model = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    return {"model": model} if model else {}
 
 
 def default_dtype(model, config):
@@ -161,5 +191,5 @@ def add_arguments(parser):
     add("--top-p", type=float, help="default: the model's, App. B.4")
     add("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; beside updates 0.4)")
     add("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
-    add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy of the model (vllm)")
+    add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy (vllm)")
     add("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")

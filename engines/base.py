@@ -68,8 +68,8 @@ class Engine:
         """Tokens that a response may have: the limit, or what the window leaves. Errors: ContextTooLong."""
         length = len(prompt_token_ids)
         if length >= self.window:
-            raise ContextTooLong(f"its context of {length} tokens does not fit the model's window of {self.window}: "
-                                 "use a model with a longer window, a smaller --tail or a larger --max-model-len.")
+            # What helps depends on whose context it is: who catches it says it.
+            raise ContextTooLong(f"its context of {length} tokens does not fit the model's window of {self.window}.")
         return min(max_tokens, self.window - length)
 
 

@@ -5,9 +5,11 @@
 grades requests and returns their records in the same order.
 """
 import dataclasses
+import hashlib
+import json
 import os
 
-from common import journal
+from common import journal, outputs
 from common.errors import BadInput, read_jsonl
 from report import curves, dialogue, measures, paper, plots, tables
 from report.tables import Table, percent, trace_table, update_table, with_paper
@@ -43,11 +45,52 @@ def print_tables(pairs, show_paper):
 FLAGS = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus", "traces", "update")
 
 
-def finish(options, settings, pairs, out, **more):
-    """Print the tables; write them, `more` and what they depend on into the file `out`."""
-    settings = dataclasses.asdict(settings) | {name: getattr(options, name) for name in FLAGS}
-    journal.write_json(out, {"settings": settings, "versions": journal.versions(), **more,
-                             "tables": print_tables(pairs, options.paper)})
+def test_settings(options, settings):
+    """What the file of a test keeps of its settings."""
+    return dataclasses.asdict(settings) | {name: getattr(options, name) for name in FLAGS}
+
+
+def adapter_hash(adapter):
+    """Of the weights in a folder, which a run that goes on replaces; None without an adapter."""
+    if adapter is None:
+        return None
+    with open(os.path.join(adapter, "adapter_model.safetensors"), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def begin_test(options, settings, requests, out):
+    """Keep in `out` what a test depends on, or compare it with the test that is there.
+
+    Errors: BadInput, if that is another one.
+    """
+    old, path = outputs.load_json(out) or {}, responses_path(out)
+    is_begun = "tables" in old or not outputs.is_empty(path)
+    if is_begun and not old:
+        raise BadInput(f"{path} holds answers and {out}, which says to what, is gone: put it back, or move the "
+                       "answers away.")
+    requested = [(journal.problem_hash(request["problem"]), request.get("messages"),
+                  request.get("response")) for request in requests]
+    hashes = {"requests": hashlib.sha256(json.dumps(requested).encode()).hexdigest()[:16],
+              "adapter_weights": adapter_hash(options.adapter)}
+    kept = test_settings(options, settings)
+    if is_begun:
+        journal.check_settings(out, old["settings"], kept)
+        # Tests of earlier code have no hashes.
+        for name, what in (("requests", "problems or prompts"), ("adapter_weights", "weights in the adapter")):
+            if old.get(name, hashes[name]) != hashes[name]:
+                raise BadInput(f"{out} holds a test of other {what}: put back their files, or name another file with "
+                               "--out.")
+    else:
+        old = {}
+    begun = {"settings": kept, "versions": journal.versions(), **hashes}
+    journal.write_json(out, old | begun)
+
+
+def finish(options, pairs, out, **more):
+    """Print the tables; write them and `more` into the file `out`, which holds what they depend on."""
+    # What the test kept there when it began: its settings, versions and requests.
+    begun = journal.read_json(out)
+    journal.write_json(out, begun | more | {"tables": print_tables(pairs, options.paper)})
     print(f"\nNumbers: {out}   Responses: {responses_path(out)}")
 
 
@@ -72,7 +115,7 @@ def teacher_main(options, training, sample):
     out = options.out or os.path.join(os.path.dirname(options.cplus), "teacher.json")
     records = sample(training.settings, requests, out)
     accuracy = teacher_table(training, contexts, records)
-    finish(options, training.settings, [(accuracy, paper.TEACHER), (counts, paper.TRACES)], out)
+    finish(options, [(accuracy, paper.TEACHER), (counts, paper.TRACES)], out)
 
 
 def teacher_table(training, contexts, records):
@@ -136,7 +179,7 @@ def internalization_main(options, training, sample, run, cost):
     accuracy = Table("Accuracy on the training problems without context, and with it in the rollout (Table 32)",
                      ["model", "bench", "problems", "base (%)", "update (%)", f"rollout, step {step} (%)",
                       "relative gain (%)"], [[*training.name, len(last), *map(percent, shares)]])
-    finish(options, training.settings, [cost, (accuracy, paper.INTERNALIZATION)], out)
+    finish(options, [cost, (accuracy, paper.INTERNALIZATION)], out)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -148,8 +191,6 @@ def rollouts_main(options, cplus):
     if options.show:
         print(dialogue.show([*options.rollouts, *options.versus], options.show))
         return
-    if options.plot and os.path.splitext(options.plot)[1] not in (".png", ".pdf", ".svg"):
-        raise BadInput(f"--plot {options.plot} has no known ending: name a .png, .pdf or .svg file.")
     groups = tables.read_groups(options.rollouts, options.versus)
     pairs = tables.all_tables(groups)
     if cplus:

@@ -218,6 +218,27 @@ def bootstrap_interval(differences, draws=10_000, seed=0):
     return tuple(np.percentile(means, [2.5, 97.5]).tolist())
 
 
+# What avg@k and pass@k (k = all samples) say of one problem, from its 0/1 outcomes.
+OF_PROBLEM = {"avg": mean, "pass": max}
+
+
+def test_intervals(correct):
+    """{"avg", "pass": 95% interval, resampling problems}; correct: {problem id: 0/1 outcome of each sample}."""
+    return {name: bootstrap_interval([measure(outcomes) for outcomes in correct.values()])
+            for name, measure in OF_PROBLEM.items()}
+
+
+def paired_tests(ours, theirs):
+    """{"avg", "pass": (ours, theirs, difference, (low, high))} of two tests of the same problems; see above."""
+    compared = {}
+    for name, measure in OF_PROBLEM.items():
+        pairs = [(measure(ours[problem]), measure(theirs[problem])) for problem in ours]
+        differences = [a - b for a, b in pairs]
+        compared[name] = (mean(a for a, _ in pairs), mean(b for _, b in pairs), mean(differences),
+                          bootstrap_interval(differences))
+    return compared
+
+
 def paired_rates(ours, theirs):
     """Table 8: repeat and fix rates of two transition tables, first per problem, then over the problems that both have.
 

@@ -1,4 +1,5 @@
 """Fig. 3 of the paper for any two methods."""
+from common.outputs import MARK
 from report import measures
 from report.curves import mean_curves
 
@@ -32,7 +33,7 @@ def draw(path, groups):
     if (seeds := len(groups[0].curves)) > 1:
         note = f"Lines: mean of {seeds} seeds. Bands: lowest to highest. Points: single runs."
         figure.supxlabel(note, fontsize="small")
-    figure.savefig(path, dpi=200)
+    figure.savefig(path, dpi=200, metadata={"Title": MARK})
 
 
 def draw_pass_rates(panel, groups, means, name):

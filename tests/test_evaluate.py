@@ -524,7 +524,7 @@ def test_ctrl_c_keeps_what_is_graded(tmp_path, scripted, toy_model, capsys):
     with pytest.raises(SystemExit) as stopped:
         call("--bench", own_bench(tmp_path), "--model", toy_model, "--engine", "hf", "--out", tmp_path / "o.json")
     assert stopped.value.code == 130 and fake.closed and "Stopped" in capsys.readouterr().err
-    assert not (tmp_path / "o.json").exists()
+    assert json.loads((tmp_path / "o.json").read_text()).keys() == {"settings", "versions", "requests", "adapter_weights"}  # no result
 
 
 def test_the_whole_path_on_a_random_model(tmp_path, toy_model, toy_adapters):
@@ -650,7 +650,8 @@ def test_paper_rows_of_tests_and_training_problems(trained, scripted, monkeypatc
     for numbers, rest in ((paper.TESTS, ("base model",)), (paper.TEACHER, ("success",)), (paper.TRACES, ()),
                           (paper.UPDATE, ("update",)), (paper.INTERNALIZATION, ())):
         monkeypatch.setitem(numbers, ("model", "own", *rest), next(iter(numbers.values())))
-    monkeypatch.setattr(evaluate, "bench_name", lambda bench, split: "own")
+    for module in (evaluate, report.tests):
+        monkeypatch.setattr(module, "bench_name", lambda bench, split: "own")
     call("--bench", trained / "own.jsonl", "--model", toy_model, "--engine", "hf", "--paper",
          "--out", trained / "b.json")
     call("--teacher", "--cplus", trained / "cplus.jsonl", "--engine", "hf", "--paper", "--out", trained / "t.json")
@@ -737,7 +738,7 @@ BAD = {
         lambda f: ["--rollouts", write_run(f / "x.png", {"a": "x"}), "--plot", str(f / "x.png")], "cannot be written"),
     "a plot below a file": (
         lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--plot", str(f / "explore.json" / "x.png")],
-        "cannot be made"),
+        "cannot be written"),
     "an unknown problem": (lambda f: ["--rollouts", write_run(f, {"a": "x"}), "--show", "zz"], "no problem zz"),
     "no update": (lambda f: ["--update", str(f)], "no distill.json"),
     "no contexts": (lambda f: ["--teacher", "--cplus", str(f / "cplus.jsonl")], "cplus.jsonl"),
@@ -795,9 +796,9 @@ def test_options_are_resolved_once():
     assert (options.traces, options.samples, options.seed, options.split) == (["failure"], 4, 1, "test")
     assert options.engine_flags["dtype"] == "float32" and options.engine_flags["model"] is None
     line = {"model": "m", "family": "olmo3", "decoding": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 64}}
-    explored = evaluate.as_explored(options.engine_flags, line)
+    explored = engines.as_run(options.engine_flags, line)
     assert (explored["model"], explored["dtype"], explored["top_p"]) == ("m", "float32", 0.95)
-    assert evaluate.as_explored(options.engine_flags | {"top_p": 1.0}, line)["top_p"] == 1.0
+    assert engines.as_run(options.engine_flags | {"top_p": 1.0}, line)["top_p"] == 1.0
     with pytest.raises(AttributeError):
         options.seed = 2
 

@@ -13,13 +13,13 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = [
-    "prompts loss answers common.errors common.clock benches.problem sandbox.linux sandbox.program engines.watchdog report.method",
-    "common.flags common.journal common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
+    "prompts loss answers common.errors common.clock common.progress benches.problem sandbox.linux sandbox.program engines.watchdog report.method",
+    "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
     "report.measures report.paper",
     "common.rollouts sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf report.curves",
     "sandbox.run benches.tiny_model engines report.tables report.plots report.dialogue",
     "sandbox.asserts benches.mbpp policy report",
-    "benches verifiers",
+    "benches verifiers report.tests",
     "ablations",
     "distill",
     "explore evaluate",

@@ -161,7 +161,8 @@ JUDGE_ROW = {"id": "sky", "problem": "Why is the sky blue?", "verifier": "judge"
 
 @pytest.mark.parametrize("word, reward", [("yes", 1), ("no", 0)])
 def test_exploration(monkeypatch, tmp_path, toy_model, word, reward):
-    """The judge's tokens are counted; no file holds its text or the reference; the policy hears the verdict alone."""
+    """The judge's tokens are counted, its text is kept in a field of its own; no file holds the reference; the policy
+    hears the verdict alone."""
     scripted = ScriptedEngine("Because.", f"{SAID}. {word}")
 
     async def start(settings, adapters=False, folder="."):
@@ -178,8 +179,9 @@ def test_exploration(monkeypatch, tmp_path, toy_model, word, reward):
     assert len(asked) == 3 and len(scripted.answers) == 4  # the draft of the restart is not judged
     assert max(r["priority"] for r in asked) < min(r["priority"] for _, r in scripted.answers)
     assert records[1]["context"] == prompts.carry(SKY, "qwen3", "Because.", reward, "")
+    assert {(r["judge_text"], r["judge_unreadable"]) for r in records} == {(f"{SAID}. {word}", False)}
     for file in (tmp_path / "out").iterdir():
-        text = file.read_text()
+        text = file.read_text().replace(json.dumps({"judge_text": f"{SAID}. {word}"})[1:-1], "")
         assert SAID not in text and SECRET not in text and "expert grader" not in text, file.name
     assert len(read_jsonl(tmp_path / "out" / "cplus.jsonl")) == reward  # the three answers are one text
 
