@@ -7,6 +7,8 @@
     python evaluate.py --teacher --cplus out/cplus.jsonl \\
         --traces success failure random                                  # Tables 5, 27 and 29
     python evaluate.py --update out [--internalization]                  # cost (App. E.5); Table 32
+    python evaluate.py --rollouts out/rollouts.jsonl --html run.html     # a page to look at
+    python evaluate.py --tokens out --html tokens.html                   # Eq. 2, token by token
 
 Tables are Markdown on standard output; --out keeps the same numbers as JSON (pairs are mean and
 deviation over seeds). What needs no model is in report/.
@@ -30,9 +32,9 @@ import report
 import verifiers
 from common import journal
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
-from common.flags import positive_int
+from common.flags import cap, positive_int
 from engines.base import check_adapter, request_seed, side_by_side
-from report import measures, paper
+from report import measures, paper, tokens
 from report.curves import bench_name, model_name, read_beside
 from report.tables import Table
 
@@ -281,6 +283,10 @@ class Options:
     plot: str | None
     show: str | None
     cplus: str | None
+    tokens: str | None
+    problem: str | None
+    tau: float | None
+    html: str | None
     engine_flags: dict     # those of engines.add_arguments: None where they are silent
 
 
@@ -291,12 +297,17 @@ def parse(argv=None):
     add_modes(parser)
     add_test_flags(parser.add_argument_group("tests"))
     add_rollout_flags(parser.add_argument_group("rollouts"))
+    add_token_flags(parser.add_argument_group("tokens"))
     engines.add_arguments(parser)
     flags = vars(parser.parse_args(argv))
     if flags["teacher"] and not flags["cplus"]:
         parser.error("--teacher needs --cplus FILE, the cplus.jsonl of explore.py")
+    if flags["html"] and not (flags["rollouts"] or flags["tokens"]):
+        parser.error("--html goes with --rollouts or --tokens")
+    if flags["tokens"] and not flags["html"]:
+        parser.error("--tokens needs --html FILE.html, the page to write")
     pairs = {"versus": "rollouts", "plot": "rollouts", "show": "rollouts", "adapter": "bench",
-             "internalization": "update"}
+             "internalization": "update", "problem": "tokens", "tau": "tokens"}
     for flag, mode in pairs.items():
         if flags[flag] and not flags[mode]:
             parser.error(f"--{flag} goes with --{mode}")
@@ -313,7 +324,10 @@ def add_modes(parser):
     add("--teacher", action="store_true",
         help="test on the contexts of --cplus (Tables 5, 27, 29)")
     add("--update", metavar="FOLDER", help="what the policy update in this folder cost")
+    add("--tokens", metavar="FOLDER", help="what the context taught in this update: see --html")
     add = parser.add_argument
+    add("--html", metavar="FILE.html",
+        help="write --rollouts (the attempts) or --tokens (Eq. 2 token by token) as a page")
     add("--out", metavar="FILE.json",
         help="file of the numbers (a test has a default and prints it)")
     add("--paper", action="store_true",
@@ -342,9 +356,14 @@ def add_rollout_flags(group):
     add("--cplus", metavar="FILE", help="self-correction on its problems (Table 28)")
 
 
+def add_token_flags(group):
+    group.add_argument("--problem", metavar="ID", help="only this problem (default: all of step 1)")
+    group.add_argument("--tau", type=cap, help="another cap than the run's")
+
+
 def main(argv=None):
     options = parse(argv)
-    for path in (options.out, options.plot):
+    for path in (options.out, options.plot, options.html):
         if path:
             make_room(path)
     sample = partial(run_requests, options)
@@ -354,6 +373,9 @@ def main(argv=None):
         report.teacher_main(options, read_training(options, options.cplus), sample)
     elif options.update:
         report.update_main(options, partial(read_training, options), sample)
+    elif options.tokens:
+        print(tokens.write_page(options.html, options.tokens, options.problem, options.limit,
+                                options.tau))
     elif options.cplus:
         from distill import read_cplus
         report.rollouts_main(options, read_cplus(options.cplus))

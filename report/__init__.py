@@ -9,7 +9,7 @@ import os
 
 from common import journal
 from common.errors import BadInput, read_jsonl
-from report import curves, dialogue, measures, paper, plots, tables
+from report import curves, dialogue, measures, page, paper, plots, tables
 from report.tables import Table, percent, trace_table, update_table, with_paper
 
 
@@ -159,3 +159,5 @@ def rollouts_main(options, cplus):
         journal.write_json(options.out, printed)
     if options.plot:
         plots.draw(options.plot, groups)
+    if options.html:
+        page.write_runs(options.html, [*options.rollouts, *options.versus])
