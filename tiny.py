@@ -210,6 +210,13 @@ def draw_ablations(path, points):
     figure.savefig(path, dpi=200)
 
 
+def write_pages(demo, files):
+    """OUT/run.html, the attempts; OUT/tokens.html, what the contexts taught, token by token."""
+    command(evaluate, "--rollouts", files[0], "--versus", files[1], "--html",
+            demo.path("run.html"))
+    command(evaluate, "--tokens", demo.path("distilled"), "--html", demo.path("tokens.html"))
+
+
 # --------------------------------------------------------------------------------------------------
 # Several models
 
@@ -271,9 +278,11 @@ def main(argv=None):
         demo.run()
         files = [demo.path(method, "rollouts.jsonl") for method in ("leaf", "random")]
         plots.draw(demo.path("curve.png"), [curves.read_group([file]) for file in files])
+        write_pages(demo, files)
         print_tables(demo)
         print_compute(demo, time.time() - begin)
         print(f"\nCurve: {demo.path('curve.png')}\n"
+              f"To look at: {demo.path('run.html')}, {demo.path('tokens.html')}\n"
               f"All measures: python evaluate.py --rollouts {files[0]} --versus {files[1]}")
 
 
