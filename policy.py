@@ -261,6 +261,8 @@ def sample_line(row, step, max_tokens):
         "prompt_tokens": len(row.x), "completion_tokens": len(row.y.token_ids),
         "context_tokens": len(row.c), "finish_reason": row.y.finish_reason,
         "truncated": row.y.truncated(max_tokens), "seed": row.seed,
+        # y and log mu of Eq. 3 as they were trained on: text alone would not give the tokens back.
+        "token_ids": row.y.token_ids, "logprobs": row.y.logprobs,
     }
 
 

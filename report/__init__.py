@@ -11,7 +11,7 @@ import os
 
 from common import journal, outputs
 from common.errors import BadInput, read_jsonl
-from report import curves, dialogue, measures, paper, plots, tables
+from report import curves, dialogue, measures, page, paper, plots, tables
 from report.tables import Table, percent, trace_table, update_table, with_paper
 
 
@@ -200,3 +200,5 @@ def rollouts_main(options, cplus):
         journal.write_json(options.out, printed)
     if options.plot:
         plots.draw(options.plot, groups)
+    if options.html:
+        page.write_runs(options.html, [*options.rollouts, *options.versus])
