@@ -204,6 +204,7 @@ class Trainer:
                 adapter=self.adapter())
         except ContextTooLong as error:
             raise BadInput(f"problem {problem} cannot be sampled: {error}") from None
+        y.log_mu()  # there is one, or this is the end
         if self.step_bar is not None:
             self.show_response(y)
         return y

@@ -4,7 +4,6 @@
 `read_training(cplus)`, which makes one of a cplus.jsonl), and `sample(settings, requests, out)`, which answers and
 grades requests and returns their records in the same order.
 """
-import dataclasses
 import os
 
 from common import journal
@@ -45,7 +44,7 @@ FLAGS = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus
 
 def finish(options, settings, pairs, out, **more):
     """Print the tables; write them, `more` and what they depend on into the file `out`."""
-    settings = dataclasses.asdict(settings) | {name: getattr(options, name) for name in FLAGS}
+    settings = settings.kept() | {name: getattr(options, name) for name in FLAGS}
     journal.write_json(out, {"settings": settings, "versions": journal.versions(), **more,
                              "tables": print_tables(pairs, options.paper)})
     print(f"\nNumbers: {out}   Responses: {responses_path(out)}")
