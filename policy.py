@@ -205,6 +205,7 @@ class Trainer:
         except ContextTooLong as error:
             raise BadInput(f"problem {problem} cannot be sampled: {error} Use a larger "
                            "--max-model-len, where the model has one, or another model.") from None
+        y.log_mu()  # there is one, or this is the end
         if self.step_bar is not None:
             self.show_response(y)
         return y

@@ -4,7 +4,6 @@
 `read_training(cplus)`, which makes one of a cplus.jsonl), and `sample(settings, requests, out)`, which answers and
 grades requests and returns their records in the same order.
 """
-import dataclasses
 import hashlib
 import json
 import os
@@ -47,7 +46,7 @@ FLAGS = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus
 
 def test_settings(options, settings):
     """What the file of a test keeps of its settings."""
-    return dataclasses.asdict(settings) | {name: getattr(options, name) for name in FLAGS}
+    return settings.kept() | {name: getattr(options, name) for name in FLAGS}
 
 
 def adapter_hash(adapter):

@@ -37,7 +37,8 @@ def write_page(path, out, problem=None, limit=None, tau=None):
     run = read_run(out)
     if tau is not None:
         run["settings"]["tau"] = tau
-    settings = engines.Settings(**{f.name: run["settings"][f.name] for f in fields(engines.Settings)})
+    names = {field.name for field in fields(engines.Settings)} & run["settings"].keys()
+    settings = engines.Settings(**{name: run["settings"][name] for name in names})
     engine = Engine(settings)
     responses = read_responses(out, run, engine.tokenizer, problem)[:limit]
     items = [new_item(response) for response in responses]
