@@ -138,8 +138,8 @@ class Proxy:
 
 def judge(step, names):
     """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else what
-    the program must still do: {"after": how many steps, "steps": [{"eval": ..., "names": ...}, ...]}; {"whole": True} if
-    that needs something of the assert's own making that is no plain value, as a function.
+    the program must still do: {"after": how many steps, "steps": [{"eval": ..., "names": ...}, ...]}; {"whole": True}
+    if that needs something of the assert's own making that is no plain value, as a function.
 
     The first of the steps is needed. The rest is if the program is right so far: one round for all of them takes a
     hundredth of the time of a round for each.
