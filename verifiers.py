@@ -334,7 +334,6 @@ def judge_messages(problem, response):
     text = response.rpartition("</think>")[2]
     if not text.strip():
         text = response
-    text = text.replace("<|", "< |")  # no <|im_end|> that ends the prompt's turn
     if len(text) > JUDGE_WINDOW:
         text = text[:JUDGE_HEAD] + JUDGE_OMISSION + text[-JUDGE_TAIL:]
     return prompts.judge(problem, text)
