@@ -53,6 +53,7 @@ class Engine:
         self.settings = settings
         self.gpus = settings.tensor_parallel * settings.data_parallel
         self.tokenizer = load(AutoTokenizer, settings.model)
+        self.tokenizer.model_max_length = 10**9  # transformers warns of longer texts: `max_new_tokens` says it better
         if not self.tokenizer.chat_template:
             raise BadInput(f"{settings.model} has no chat template: use an instruct model, or save a chat_template "
                            "with its tokenizer.")
