@@ -142,7 +142,8 @@ def head_and_tail(y, length, tokenizer):
 
 def least_likely(y, length, tokenizer):
     """The text of the `length` tokens with the lowest log mu, in their original order."""
-    places = sorted(range(len(y.token_ids)), key=lambda i: y.logprobs[i])
+    log_mu = y.log_mu()
+    places = sorted(range(len(log_mu)), key=log_mu.__getitem__)
     ids = [y.token_ids[i] for i in sorted(places[:length])]
     return tokenizer.decode(ids, skip_special_tokens=True)
 

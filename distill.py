@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import random
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 
 import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import ablations
@@ -263,7 +263,7 @@ def run_settings(args, contexts):
         "cplus": args.cplus, "steps": args.steps, "batch": args.batch,
         "lr": args.update.lr, "tau": args.update.tau, "divergence": args.update.divergence,
         "traces": args.traces, "seed": args.seed, "contexts": digest,
-    } | asdict(args.settings)
+    } | args.settings.kept()
 
 
 def job_seconds(args, clock, done, earlier):

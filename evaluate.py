@@ -8,6 +8,8 @@
     python evaluate.py --teacher --cplus out/cplus.jsonl \\
         --traces success failure random                                  # Tables 5, 27 and 29
     python evaluate.py --update out [--internalization]                  # cost (App. E.5); Table 32
+    python evaluate.py --rollouts out/rollouts.jsonl --html run.html     # a page to look at
+    python evaluate.py --tokens out --html tokens.html                   # Eq. 2, token by token
 
 Tables are Markdown on standard output; --out keeps the same numbers as JSON (pairs are mean and
 deviation over seeds). What needs no model is in report/. A test that was stopped goes on with the
@@ -32,10 +34,10 @@ import report
 import verifiers
 from common import journal, outputs
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
-from common.flags import HelpFormatter, positive_int
+from common.flags import HelpFormatter, cap, positive_int
 from common.progress import new_bar
 from engines.base import check_adapter, request_seed, side_by_side
-from report import paper, tests
+from report import paper, tests, tokens
 from report.curves import bench_name, model_name, read_beside
 
 # --------------------------------------------------------------------------------------------------
@@ -137,8 +139,9 @@ async def answer_all(requests, options, settings, file, earlier_seconds):
 
 
 def check_outputs(options, out):
-    """BadInput where --out (`out`) or --plot would write over something else."""
+    """BadInput where --out (`out`), --plot or --html would write over something else."""
     inputs = [options.bench, options.data, options.adapter, options.update, options.cplus,
+              options.tokens,
               options.engine_flags["model"], *(options.rollouts or []), *options.versus]
     if options.test:
         inputs.append(options.test)
@@ -152,6 +155,8 @@ def check_outputs(options, out):
     if options.plot:
         endings = (".png", ".pdf", ".svg")
         outputs.claim_file("--plot", options.plot, endings, inputs, outputs.is_marked)
+    if options.html:
+        outputs.claim_file("--html", options.html, (".html",), inputs, outputs.is_marked)
 
 
 def place(problem, record):
@@ -296,6 +301,10 @@ class Options:
     plot: str | None
     show: str | None
     cplus: str | None
+    tokens: str | None
+    problem: str | None
+    tau: float | None
+    html: str | None
     engine_flags: dict     # those of engines.add_arguments: None where they are silent
 
 
@@ -307,6 +316,7 @@ def parse(argv=None):
     add_modes(parser)
     add_test_flags(parser.add_argument_group("tests"))
     add_rollout_flags(parser.add_argument_group("rollouts"))
+    add_token_flags(parser.add_argument_group("tokens"))
     engines.add_arguments(parser)
     flags = vars(parser.parse_args(argv))
     if flags["teacher"] and not flags["cplus"]:
@@ -315,8 +325,12 @@ def parse(argv=None):
         parser.error("--test needs --versus FILE, the .json of another test")
     if flags["versus"] and not (flags["rollouts"] or flags["test"]):
         parser.error("--versus goes with --rollouts or --test")
+    if flags["html"] and not (flags["rollouts"] or flags["tokens"]):
+        parser.error("--html goes with --rollouts or --tokens")
+    if flags["tokens"] and not flags["html"]:
+        parser.error("--tokens needs --html FILE.html, the page to write")
     pairs = {"plot": "rollouts", "show": "rollouts", "adapter": "bench",
-             "internalization": "update"}
+             "internalization": "update", "problem": "tokens", "tau": "tokens"}
     for flag, mode in pairs.items():
         if flags[flag] and not flags[mode]:
             parser.error(f"--{flag} goes with --{mode}")
@@ -334,7 +348,11 @@ def add_modes(parser):
         help="test on the contexts of --cplus (Tables 5, 27, 29)")
     add("--update", metavar="FOLDER", help="what the policy update in this folder cost")
     add("--test", metavar="FILE", help="the .json of a test, to compare --versus others")
+    add("--tokens", metavar="FOLDER", help="what the context taught in this update: see --html")
     add = parser.add_argument
+    add("--html", metavar="FILE.html",
+        help="write --rollouts (the attempts) or --tokens (Eq. 2 token by token) as a page "
+             "(default: none)")
     add("--out", metavar="FILE.json",
         help="file of the numbers (default: none; of a test, out/BENCH-MODEL-POLICY-DECODING.json "
              "or beside the run)")
@@ -360,7 +378,7 @@ def add_test_flags(group):
 
 def add_rollout_flags(group):
     add = group.add_argument
-    add("--versus", nargs="+", metavar="FILE", default=[], 
+    add("--versus", nargs="+", metavar="FILE", default=[],
         help="what to compare with: rollouts.jsonl, or the .json of tests (default: nothing)")
     add("--plot", metavar="FILE.png",
         help="draw the pass rate against calls, compute and GPU time (default: no plot)")
@@ -368,6 +386,11 @@ def add_rollout_flags(group):
         help="print one problem's attempts as a dialogue (default: tables of all)")
     add("--cplus", metavar="FILE",
         help="self-correction on its problems (Table 28; default: none)")
+
+
+def add_token_flags(group):
+    group.add_argument("--problem", metavar="ID", help="only this problem (default: all of step 1)")
+    group.add_argument("--tau", type=cap, help="another cap (default: the run's)")
 
 
 def main(argv=None):
@@ -382,6 +405,9 @@ def main(argv=None):
         tests.versus_main(options)
     elif options.update:
         report.update_main(options, partial(read_training, options), sample)
+    elif options.tokens:
+        print(tokens.write_page(options.html, options.tokens, options.problem, options.limit,
+                                options.tau))
     elif options.cplus:
         from distill import read_cplus
         report.rollouts_main(options, read_cplus(options.cplus))

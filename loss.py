@@ -36,8 +36,18 @@ def token_divergence(student_logits, teacher_logits, kind="reverse_kl", tau=math
     """D_i of Eq. 2: float32 [T], from logits [T, V] that are already divided by the temperature.
 
     Differentiable in both arguments; the caller detaches the teacher. An entry above tau counts as
-    tau and gets no gradient. kind: "reverse_kl" (Eq. 4), "forward_kl" or "jsd" with beta 0.5
-    (App. G.5); any other raises ValueError.
+    tau and gets no gradient. kind: see `divergence_terms`.
+    """
+    g = divergence_terms(student_logits, teacher_logits, kind)                            # [T, V]
+    g = g.clamp(max=tau)
+    return g.sum(-1)
+
+
+def divergence_terms(student_logits, teacher_logits, kind="reverse_kl"):
+    """g of Eq. 2, what each entry of the vocabulary adds to D_i before the cap: float32 [T, V].
+
+    kind: "reverse_kl" (Eq. 4), "forward_kl" or "jsd" with beta 0.5 (App. G.5); any other raises
+    ValueError.
     """
     dtype = torch.promote_types(student_logits.dtype, torch.float32)
     # A logit of -inf (a masked entry) has p = 0; the clamp makes its term 0 and not 0 * inf = nan.
@@ -55,8 +65,7 @@ def token_divergence(student_logits, teacher_logits, kind="reverse_kl", tau=math
         g = 0.5 * p * (s - log_m) + 0.5 * q * (t - log_m)
     else:
         raise ValueError(f"{UNKNOWN} {kind!r}")
-    g = g.clamp(max=tau)
-    return g.sum(-1)
+    return g
 
 
 def importance_weights(train_logprobs, sampler_logprobs, cap=2.0):

@@ -205,6 +205,7 @@ class Trainer:
         except ContextTooLong as error:
             raise BadInput(f"problem {problem} cannot be sampled: {error} Use a larger "
                            "--max-model-len, where the model has one, or another model.") from None
+        y.log_mu()  # there is one, or this is the end
         if self.step_bar is not None:
             self.show_response(y)
         return y
@@ -261,6 +262,8 @@ def sample_line(row, step, max_tokens):
         "prompt_tokens": len(row.x), "completion_tokens": len(row.y.token_ids),
         "context_tokens": len(row.c), "finish_reason": row.y.finish_reason,
         "truncated": row.y.truncated(max_tokens), "seed": row.seed,
+        # y and log mu of Eq. 3 as they were trained on: text alone would not give the tokens back.
+        "token_ids": row.y.token_ids, "logprobs": row.y.logprobs,
     }
 
 

@@ -20,7 +20,7 @@ import explore
 from common import journal, outputs
 from common.errors import exit_with_sentence, read_jsonl
 from common.flags import HelpFormatter, positive_int
-from report import curves, measures, plots
+from report import curves, measures, page, plots, tokens
 
 RECIPE = 2  # of the model and the commands: a folder that another one made is refused
 MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one about 30
@@ -210,6 +210,17 @@ def draw_ablations(path, points):
     figure.savefig(path, dpi=200, metadata={"Title": outputs.MARK})
 
 
+def draw(demo):
+    """The curves, and two pages: the attempts, and what the contexts taught, token by token."""
+    files = [demo.path(method, "rollouts.jsonl") for method in ("leaf", "random")]
+    plots.draw(demo.path("curve.png"), [curves.read_group([file]) for file in files])
+    page.write_runs(demo.path("run.html"), files)
+    tokens.write_page(demo.path("tokens.html"), demo.path("distilled"))
+    print(f"\nTo look at: {demo.path('curve.png')}, {demo.path('run.html')}, "
+          f"{demo.path('tokens.html')}\n"
+          f"All measures: python evaluate.py --rollouts {files[0]} --versus {files[1]}")
+
+
 # --------------------------------------------------------------------------------------------------
 # Several models
 
@@ -281,12 +292,9 @@ def main(argv=None):
             print(f"\nPlot: {demo.path('ablations.png')}   {time.time() - begin:.0f} s in all")
             return
         demo.run()
-        files = [demo.path(method, "rollouts.jsonl") for method in ("leaf", "random")]
-        plots.draw(demo.path("curve.png"), [curves.read_group([file]) for file in files])
         print_tables(demo)
         print_compute(demo, time.time() - begin)
-        print(f"\nCurve: {demo.path('curve.png')}\n"
-              f"All measures: python evaluate.py --rollouts {files[0]} --versus {files[1]}")
+        draw(demo)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def open_files(args, settings, update, problems):
         values |= {"lr": update.lr, "tau": update.tau, "divergence": update.divergence}
         # Another problem would have needed the adapters of the steps that are over.
         growable = ("calls", "gpu_hours")
-    values |= dataclasses.asdict(settings)
+    values |= settings.kept()
     return journal.open_rollouts(args.out, values, growable, problems)
 
 

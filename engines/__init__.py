@@ -9,6 +9,7 @@ Both return the log-probability that a token was really drawn with, that is afte
 
 torch and transformers are loaded by the functions that need them: --help and a mistyped flag need neither.
 """
+import dataclasses
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from common.errors import BadInput
-from common.flags import positive_int
+from common.flags import above_zero, positive_int
 from common.journal import read_json
 from common.outputs import load_json
 from engines.base import load
@@ -39,7 +40,7 @@ class Settings:
     """What a run samples with, resolved from the command line, the model and the bench."""
     model: str
     family: str            # "qwen3" | "olmo3": whose prompt texts
-    engine: str            # "vllm" | "hf"
+    engine: str            # "vllm" | "hf" | "served"
     dtype: str             # "bfloat16" | "float32"
     temperature: float
     top_p: float
@@ -48,6 +49,14 @@ class Settings:
     max_model_len: int | None
     tensor_parallel: int
     data_parallel: int
+    servers: tuple = ()    # URLs, with "served"
+    patience: float = 1800.0
+
+    def kept(self):
+        """What the files of a run keep: it may go on with other servers."""
+        values = dataclasses.asdict(self)
+        del values["servers"], values["patience"]
+        return values
 
 
 def settings(args, bench, gpu_memory=0.9):
@@ -55,7 +64,9 @@ def settings(args, bench, gpu_memory=0.9):
     import torch
     from transformers import AutoConfig
     cuda = torch.cuda.is_available()
-    if args.model is None and not cuda:
+    if (args.engine == "served") != bool(args.server):
+        raise BadInput("--engine served and --server URL go together: give both, or neither.")
+    if args.model is None and not cuda and args.engine != "served":
         raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small "
                        "model with --model, or run `python tiny.py`, which makes one.")
     model = args.model or DEFAULT_MODEL
@@ -73,7 +84,8 @@ def settings(args, bench, gpu_memory=0.9):
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
         max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
         gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
-        tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel)
+        tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel, servers=tuple(args.server),
+        patience=args.patience)
     if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
     return resolved
@@ -159,13 +171,16 @@ async def start(settings, adapters=False, folder="."):
 
     adapters: whether requests will name LoRA adapters. folder: the run's, for the log of vLLM.
     """
-    if settings.dtype == "bfloat16" and not has_bfloat16():
+    if settings.dtype == "bfloat16" and settings.engine != "served" and not has_bfloat16():
         from common.ranks import print_once
         print_once(f"note: this processor has no bfloat16; a small product took {bfloat16_slowdown():.0f} times as "
                    "long as in float32, which --dtype float32 asks for.", sys.stderr)
     if settings.engine == "hf":
         from engines.hf import HFEngine
         engine = HFEngine(settings)
+    elif settings.engine == "served":
+        from engines.served import ServedEngine
+        engine = await ServedEngine.start(settings)
     else:
         from engines.vllm import VLLMEngine
         engine = await VLLMEngine.start(settings, adapters, folder)
@@ -182,7 +197,12 @@ def add_arguments(parser):
     add = parser.add_argument_group("model and engine").add_argument
     add("--model", help=f"Hub id or checkpoint folder (default: {DEFAULT_MODEL}, where there is a GPU)")
     add("--family", choices=["qwen3", "olmo3"], help="whose prompt texts (default: the model's, else qwen3)")
-    add("--engine", choices=["auto", "vllm", "hf"], default="auto", help="auto: vllm with a GPU, else hf")
+    add("--engine", choices=["auto", "vllm", "hf", "served"], default="auto",
+        help="auto: vllm with a GPU, else hf; served: servers that run already")
+    add("--server", action="append", default=[], metavar="URL",
+        help="of OpenAI's API, the part before /v1; several share the requests (with --engine served)")
+    add("--patience", type=above_zero, default=1800.0, metavar="SECONDS",
+        help="end the run when no server has answered for so long")
     add("--dtype", choices=["bfloat16", "float32"],
         help="default: bfloat16 for the paper's models, else the checkpoint's own; float32 on a processor that "
              "has no bfloat16")

@@ -17,10 +17,17 @@ class Sample:
     """One completion."""
     token_ids: list        # as sampled, the end-of-sequence token included when finish_reason is "stop"
     text: str              # special tokens skipped
-    logprobs: list         # log mu of each token: after temperature and top-p
+    logprobs: list         # log mu of each token: after temperature and top-p; [] of a server that has none
     finish_reason: str     # "stop" | "length"
     prompt_tokens: int
     seconds: float = 0.0   # in the engine, from its admission into the batch to its last token: no waiting in the queue
+
+    def log_mu(self):
+        """`logprobs`; BadInput if the engine has none."""
+        if not self.logprobs:
+            raise BadInput("the server gives no log-probabilities of after temperature and top-p, which this needs: "
+                           "start it with --logprobs-mode processed_logprobs.")
+        return self.logprobs
 
     def truncated(self, max_tokens):
         """Whether the limit ended it; one that ends on its very last token counts too."""
@@ -138,6 +145,14 @@ def stop_token_ids(model, tokenizer):
         ids = None  # a checkpoint need not have the file
     ids = ids if isinstance(ids, list) else [ids]
     return sorted({*ids, tokenizer.eos_token_id} - {None})
+
+
+def count_parameters(config):
+    """Of the model that a configuration describes; makes no weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
 
 
 def token_bytes(config, itemsize):

@@ -15,11 +15,11 @@ import time
 import traceback
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from common.errors import BadInput
 from engines import watchdog
-from engines.base import Engine, EngineDead, Sample, check_adapter, fetch_weights, in_short, token_bytes
+from engines.base import (
+    Engine, EngineDead, Sample, check_adapter, count_parameters, fetch_weights, in_short, token_bytes)
 
 
 @functools.cache
@@ -191,8 +191,7 @@ class VLLMEngine(Engine):
 
     def _check_cache(self):
         """Count the parameters, and refuse a window whose keys and values the memory cannot hold. Loads no weights."""
-        with torch.device("meta"):
-            self.parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(self.config).parameters())
+        self.parameters = count_parameters(self.config)
         itemsize = getattr(torch, self.settings.dtype).itemsize
         if self.cpu:
             space = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")) * 2**30

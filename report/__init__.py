@@ -4,14 +4,13 @@
 `read_training(cplus)`, which makes one of a cplus.jsonl), and `sample(settings, requests, out)`, which answers and
 grades requests and returns their records in the same order.
 """
-import dataclasses
 import hashlib
 import json
 import os
 
 from common import journal, outputs
 from common.errors import BadInput, read_jsonl
-from report import curves, dialogue, measures, paper, plots, tables
+from report import curves, dialogue, measures, page, paper, plots, tables
 from report.tables import Table, percent, trace_table, update_table, with_paper
 
 
@@ -47,7 +46,7 @@ FLAGS = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus
 
 def test_settings(options, settings):
     """What the file of a test keeps of its settings."""
-    return dataclasses.asdict(settings) | {name: getattr(options, name) for name in FLAGS}
+    return settings.kept() | {name: getattr(options, name) for name in FLAGS}
 
 
 def adapter_hash(adapter):
@@ -200,3 +199,5 @@ def rollouts_main(options, cplus):
         journal.write_json(options.out, printed)
     if options.plot:
         plots.draw(options.plot, groups)
+    if options.html:
+        page.write_runs(options.html, [*options.rollouts, *options.versus])

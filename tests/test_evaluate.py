@@ -770,7 +770,7 @@ HEAVY = ("torch", "transformers", "numpy", "matplotlib", "math_verify", "hugging
 def test_nothing_heavy_stands_before_the_flags():
     """What evaluate.py imports, its engines apart, which test_engine looks after."""
     code = f"""import sys, types
-names = dict.fromkeys(("check_adapter", "request_seed", "side_by_side", "Settings"))
+names = dict.fromkeys(("Engine", "check_adapter", "request_seed", "side_by_side", "Settings"))
 sys.modules["engines"] = types.ModuleType("engines")
 sys.modules["engines.base"] = types.ModuleType("engines.base")
 vars(sys.modules["engines"]).update(names)

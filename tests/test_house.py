@@ -16,12 +16,15 @@ FLOORS = [
     "prompts loss answers common.errors common.clock common.progress benches.problem sandbox.linux sandbox.program engines.watchdog report.method",
     "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
     "report.measures report.paper",
-    "common.rollouts sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf report.curves",
-    "sandbox.run benches.tiny_model engines report.tables report.plots report.dialogue",
-    "sandbox.asserts benches.mbpp policy report",
+    "common.rollouts sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
+    "engines.servers report.curves",
+    "sandbox.run benches.tiny_model engines.served report.tables report.plots report.dialogue report.page",
+    "engines sandbox.asserts benches.mbpp",
+    "policy report",
     "benches verifiers report.tests",
     "ablations",
     "distill",
+    "report.tokens",
     "explore evaluate",
     "tiny"]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names.split()}
@@ -29,7 +32,7 @@ EMPTY = {"sandbox", "common"}  # whose __init__.py costs nothing to whoever impo
 # What one run in two does without, or --help and a mistyped flag: all else is imported at the top of its file.
 LAZY = {"torch", "transformers", "huggingface_hub", "vllm", "peft", "safetensors", "matplotlib", "flash_attn", "math_verify",
         "latex2sympy2_extended", "numpy", "pyarrow", "tokenizers"}
-LATE = {"engines.hf", "engines.vllm", "benches.tiny_model", "common.ranks", "policy", "distill"}  # own modules that load one of those
+LATE = {"engines.hf", "engines.vllm", "engines.served", "benches.tiny_model", "common.ranks", "policy", "distill", "loss"}  # own modules that load one of those
 TOP = sorted(path.name for path in ROOT.glob("*.py"))
 FILES = [path for path in ROOT.glob("**/*.py") if path.relative_to(ROOT).parts[0] in EMPTY | {"benches", "engines", "report"}
          or path.parent == ROOT]

@@ -42,6 +42,7 @@ MODES = {
     "teacher": "evaluate --teacher --cplus {run}/cplus.jsonl --model {model} --data {bench}",
     "update": "evaluate --update {run}",
     "internalization": "evaluate --update {run} --internalization --model {model}",
+    "tokens": "evaluate --tokens {run} --html {run}/tokens.html",
     "test": "evaluate --test {tests}/a.json --versus {tests}/b.json",
     "explore": "explore --bench {bench} --model {model} --data {bench}",
     "distill": "distill --cplus {run}/cplus.jsonl --model {model} --merge",
@@ -50,7 +51,7 @@ IN_A_RUN = {"explore": ("explore.json", "rollouts.jsonl", "problems.json", "cplu
             "distill": ("distill.json", "distill.jsonl", "samples.jsonl")}
 # What a command of another kind, or nobody's, has left there.
 FOREIGN = {"notes.json": '{"mine": 1}', "list.json": "[1]", "text.json": "text", "settings.json": '{"settings": {}}',
-           "answers.jsonl": '{"mine": 1}\n', "picture.png": "\x89PNG", "mine.svg": "<svg/>", "mine.pdf": "%PDF"}
+           "answers.jsonl": '{"mine": 1}\n', "mine.html": "<p>mine</p>", "picture.png": "\x89PNG", "mine.svg": "<svg/>", "mine.pdf": "%PDF"}
 
 
 @pytest.fixture
@@ -104,6 +105,7 @@ def test_no_file_is_written_over_an_input(places, tmp_path, mode):
             assert out.removesuffix("json") in said and len(said) < 600
             if mode == "rollouts":
                 refused(script, [*argv, "--plot", out], tmp_path)
+                refused(script, [*argv, "--html", out], tmp_path)
     if mode == "bench":
         os.symlink(places["bench"], tmp_path / "link.jsonl")
         refused(script, [*argv, "--out", str(tmp_path / "link.json")], tmp_path)
@@ -121,6 +123,7 @@ def test_no_file_is_written_over_another_kind(places, tmp_path, mode):
         refused(script, [*argv, "--out", str(tmp_path / name)], tmp_path)
         if mode == "rollouts" and not name.startswith("new"):
             refused(script, [*argv, "--plot", str(tmp_path / name)], tmp_path)
+            refused(script, [*argv, "--html", str(tmp_path / name)], tmp_path)
     assert not (tmp_path / "gone").exists()
 
 
@@ -378,7 +381,7 @@ def test_help_shows_every_default(script, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         SCRIPTS[script].main(["--help"])
-    modes = {"--bench", "--rollouts", "--update", "--test", "--cplus"} if script in ("evaluate", "explore", "distill") else set()
+    modes = {"--bench", "--rollouts", "--update", "--test", "--tokens", "--cplus"} if script in ("evaluate", "explore", "distill") else set()
     for text in capsys.readouterr().out.partition("options:")[2].split("\n  -")[1:]:
         line = " ".join(f"-{text}".partition("\n\n")[0].split("\n"))
         flag, *value = line.partition("  ")[0].split()
