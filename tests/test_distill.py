@@ -23,7 +23,7 @@ from common import gpu_memory, journal, ranks
 from common.errors import BadInput, read_jsonl
 from common.flags import UpdateArgs
 from conftest import TOY_TERMS, make_model, tolerance
-from engines.base import check_adapter, request_seed
+from engines.base import Sample, check_adapter, request_seed
 from policy import LORA_RANK, adam
 from scripted_student import ScriptedStudent, gradients, toy_items, toy_policy
 
@@ -182,6 +182,14 @@ def assert_same_adapter(found, expected, steps, lr=1e-2):
     apart = torch.cat([(found[name] - w).abs().flatten() for name, w in expected.items()])
     share = (apart > lr / 10).float().mean()
     assert apart.max() < 2 * lr * steps and share < 0.01 * steps, (apart.max(), share)
+
+
+def test_micro_batches_hold_what_just_fits():
+    def sizes(*tokens):
+        rows = [distill.Row([0] * (n - 2), [], Sample([1], "", [0.0], "stop", 1)) for n in tokens]
+        return [[row.tokens() for row in batch] for batch in distill.micro_batches(rows, most=10)]
+    assert sizes(6, 4) == [[4, 6]] and sizes(7, 4) == [[4], [7]]
+    assert sizes(11, 6, 3, 4) == [[3, 4], [6], [11]]  # one row may be larger
 
 
 @pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 0.05), ("forward_kl", 0.05),
