@@ -192,6 +192,25 @@ def test_micro_batches_hold_what_just_fits():
     assert sizes(11, 6, 3, 4) == [[3, 4], [6], [11]]  # one row may be larger
 
 
+def test_two_passes_a_micro_batch_and_no_other(toy, monkeypatch):
+    policy, items, passes = toy_policy(toy), toy_items(), []
+    hidden_states = policies.Policy.hidden_states
+    monkeypatch.setattr(policies.Policy, "hidden_states",
+                        lambda self, rows, lengths: (passes.append(len(rows)), hidden_states(self, rows, lengths))[1])
+    gradients(policy, items, budget=60)
+    assert passes == [len(batch) for batch in distill.micro_batches(items, 60) for _ in ("teacher", "student")]
+
+
+def test_the_numbers_of_an_update_by_hand():
+    found = {"weights": torch.tensor([0.5, 1.5, 2.0]), "divergence": 7.0, "entropy": 8.0, "capped_entries": 9}
+    assert distill.Stats.of(torch.tensor(6.0), found) == distill.Stats(6.0, 7.0, 4.0, 1.0, 8.0, 9.0)
+    sums = distill.Stats(1.0, 2.0, 3.0, 4.0, 5.0, 6.0) + distill.Stats(9.0, 18.0, 27.0, 36.0, 45.0, 54.0)
+    assert sums == distill.Stats(10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+    assert sums.metrics(tokens=10, vocabulary=3, grad_norm=0.5) == {
+        "loss": 1.0, "divergence": 2.0, "mean_w": 3.0, "capped_w": 4.0, "entropy": 5.0, "capped_entries": 2.0,
+        "grad_norm": 0.5, "response_tokens": 10}
+
+
 @pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 0.05), ("forward_kl", 0.05),
                                       ("jsd", math.inf)])
 def test_one_gradient_however_the_batch_is_cut(toy, kind, tau):

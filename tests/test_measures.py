@@ -151,6 +151,12 @@ def test_bootstrap_interval_of_two_values():
     assert measures.bootstrap_interval(odd) == measures.bootstrap_interval(odd, draws=10_000, seed=0)
 
 
+def test_tests_are_compared_problem_by_problem():
+    ours, theirs = {"a": [1, 0], "b": [1, 1]}, {"a": [0, 0], "b": [1, 0]}
+    assert measures.test_intervals(ours) == {"avg": (0.5, 1), "pass": (1, 1)}
+    assert measures.paired_tests(ours, theirs) == {"avg": (0.75, 0.25, 0.5, (0.5, 0.5)), "pass": (1, 0.5, 0.5, (0, 1))}
+
+
 def test_pooled_rates_against_the_base_frequency():
     rates = measures.pooled_rates(measures.transitions(LEAF), INDEPENDENT)
     assert rates == {"transitions": 5, "repeat": 2 / 5, "base": (0.5 + 0.5 + 0.25 + 0.5 + 0.25) / 5, "ratio": 2 / 2}
