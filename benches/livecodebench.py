@@ -14,6 +14,7 @@ from benches.problem import CODE_SECONDS, Problem
 from common.errors import BadInput, rows
 
 REVISION = "0fe84c3912ea0c4d4a78037083943e8f0c4dd505"  # the sums of its files are not known to us
+PAPER = {"test": 131, "train": 478}  # problems (App. C.1, E.1)
 FIELDS = dict.fromkeys(
     ("question_id", "question_content", "contest_date", "starter_code", "metadata", "private_test_cases"), str)
 
@@ -74,7 +75,9 @@ def load(split, path, limit):
         candidates, in_test = test, set()
     problems, dropped = chosen(candidates, in_test, split, limit)
     counts = [f"{len(problems)} problems"] + [f"{n} {why} dropped" for why, n in dropped.items()]
-    print(f"lcb {split}: {', '.join(counts)}.", file=sys.stderr)
+    is_whole = limit is None or len(problems) < limit
+    difference = f" The paper has {PAPER[split]}." if is_whole and len(problems) != PAPER[split] else ""
+    print(f"lcb {split}: {', '.join(counts)}.{difference}", file=sys.stderr)
     return problems
 
 

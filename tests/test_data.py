@@ -544,6 +544,18 @@ def test_lcb_split_is_the_problems_own(tmp_path):
     assert [p.id for p in benches.load("lcb", path=path, limit=2)] == list(problems)[:2]
 
 
+@pytest.mark.parametrize("split,date,papers", [("test", "2025-03-01", 131), ("train", "2024-06-01", 478)])
+def test_lcb_counts_are_compared_with_the_papers(tmp_path, capsys, split, date, papers):
+    def report(n, limit=None):
+        rows = [lcb_row(str(i), date, n=1) for i in range(n)]
+        benches.load("lcb", split, write(tmp_path / "l.jsonl", rows), limit)
+        return capsys.readouterr().err
+    assert report(papers) == f"lcb {split}: {papers} problems.\n"
+    assert report(papers - 1) == f"lcb {split}: {papers - 1} problems. The paper has {papers}.\n"
+    assert report(papers + 1) == f"lcb {split}: {papers + 1} problems. The paper has {papers}.\n"
+    assert report(3, limit=2) == f"lcb {split}: 2 problems.\n"  # a user's wish is no difference
+
+
 def test_lcb_train_filters(tmp_path, capsys):
     folder = tmp_path / "lcb"
     folder.mkdir()

@@ -23,7 +23,7 @@ from common import gpu_memory, journal, ranks
 from common.errors import BadInput, read_jsonl
 from common.flags import UpdateArgs
 from conftest import TOY_TERMS, make_model, tolerance
-from engines.base import check_adapter, request_seed
+from engines.base import Sample, check_adapter, request_seed
 from policy import LORA_RANK, adam
 from scripted_student import ScriptedStudent, gradients, toy_items, toy_policy
 
@@ -182,6 +182,33 @@ def assert_same_adapter(found, expected, steps, lr=1e-2):
     apart = torch.cat([(found[name] - w).abs().flatten() for name, w in expected.items()])
     share = (apart > lr / 10).float().mean()
     assert apart.max() < 2 * lr * steps and share < 0.01 * steps, (apart.max(), share)
+
+
+def test_micro_batches_hold_what_just_fits():
+    def sizes(*tokens):
+        rows = [distill.Row([0] * (n - 2), [], Sample([1], "", [0.0], "stop", 1)) for n in tokens]
+        return [[row.tokens() for row in batch] for batch in distill.micro_batches(rows, most=10)]
+    assert sizes(6, 4) == [[4, 6]] and sizes(7, 4) == [[4], [7]]
+    assert sizes(11, 6, 3, 4) == [[3, 4], [6], [11]]  # one row may be larger
+
+
+def test_two_passes_a_micro_batch_and_no_other(toy, monkeypatch):
+    policy, items, passes = toy_policy(toy), toy_items(), []
+    hidden_states = policies.Policy.hidden_states
+    monkeypatch.setattr(policies.Policy, "hidden_states",
+                        lambda self, rows, lengths: (passes.append(len(rows)), hidden_states(self, rows, lengths))[1])
+    gradients(policy, items, budget=60)
+    assert passes == [len(batch) for batch in distill.micro_batches(items, 60) for _ in ("teacher", "student")]
+
+
+def test_the_numbers_of_an_update_by_hand():
+    found = {"weights": torch.tensor([0.5, 1.5, 2.0]), "divergence": 7.0, "entropy": 8.0, "capped_entries": 9}
+    assert distill.Stats.of(torch.tensor(6.0), found) == distill.Stats(6.0, 7.0, 4.0, 1.0, 8.0, 9.0)
+    sums = distill.Stats(1.0, 2.0, 3.0, 4.0, 5.0, 6.0) + distill.Stats(9.0, 18.0, 27.0, 36.0, 45.0, 54.0)
+    assert sums == distill.Stats(10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+    assert sums.metrics(tokens=10, vocabulary=3, grad_norm=0.5) == {
+        "loss": 1.0, "divergence": 2.0, "mean_w": 3.0, "capped_w": 4.0, "entropy": 5.0, "capped_entries": 2.0,
+        "grad_norm": 0.5, "response_tokens": 10}
 
 
 @pytest.mark.parametrize("kind,tau", [("reverse_kl", math.inf), ("reverse_kl", 0.05), ("forward_kl", 0.05),

@@ -225,6 +225,32 @@ def test_tail_of_long_answers(monkeypatch, tmp_path):
     assert steps[2]["response"] == "0123456789x"
 
 
+def test_tail_of_special_tokens():
+    """What has L tokens is the response as it is; what is cut shows no special token."""
+    tokenizer = make_tokenizer()
+    end = tokenizer.eos_token_id
+    ids = tokenizer("abc")["input_ids"] + [end]
+    assert explore.tail(Sample(ids, "abc, verbatim", [], "stop", 1), 4, tokenizer) == "abc, verbatim"
+    assert explore.tail(Sample(ids, "abc", [], "stop", 1), 3, tokenizer) == "bc"
+
+
+def test_verifying_is_timed(monkeypatch, tmp_path):
+    class SlowGraders(PlainGraders):
+        def __init__(self, engine):
+            self.engine = engine
+
+        async def grade_public(self, problem, response, truncated=False):
+            self.engine.now += 3
+            # the time of this answer alone: no other one begins meanwhile
+            return await self.grade(problem, response)
+
+    def graders(engine):
+        monkeypatch.setattr(explore, "time", types.SimpleNamespace(time=lambda: engine.now))
+        return SlowGraders(engine)
+    _, records, _ = run(monkeypatch, tmp_path, number_script, n=1, calls=3, graders=graders)
+    assert [r["verify_seconds"] for r in records] == [3.0] * 3
+
+
 def test_random_sampling_has_no_memory(monkeypatch, tmp_path):
     scripted, records, _ = run(monkeypatch, tmp_path, number_script, "--method", "random", n=1)
     assert [r["context"] for r in records] == [[user(OPENING)]] * 7

@@ -309,6 +309,15 @@ def test_nothing_of_size_T_by_V_is_held():
     assert largest.elements == max(20 * V, 200 * D)
 
 
+def test_the_default_chunk_has_the_bytes_of_a_buffer(monkeypatch):
+    data, chunks = batch(seed=12), []
+    monkeypatch.setattr(loss, "CHUNK_BYTES", {"cpu": 4 * V * 7 + 3})  # float32: room for 7 tokens
+    log_softmax = loss._log_softmax
+    monkeypatch.setattr(loss, "_log_softmax", lambda hidden, *rest, out: (chunks.append(len(hidden)), log_softmax(hidden, *rest, out=out)))
+    ours(*data, temperature=1.0)
+    assert chunks == [7, 7, 7, 7, 7, 7, 2, 2]  # student and teacher of 23 tokens
+
+
 def test_unknown_divergence():
     data = batch(tokens=2)
     with pytest.raises(ValueError, match="reverse_kl, forward_kl, jsd"):

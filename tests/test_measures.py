@@ -79,6 +79,7 @@ def test_length_is_completion_tokens_per_graded_answer():
 def test_flops_are_2n_a_forward_token_and_6n_a_trained_one():
     assert measures.petaflops(8.19e9, 12_150_000) == pytest.approx(199, abs=0.1)  # Table 13: Qwen3-8B, MATH-500, 12.1 M
     assert measures.petaflops(1e9, 1e6, 2e6) == pytest.approx(2 + 12)
+    assert measures.petaflops(5e14, 1) == 1.0  # exactly: 2 x 5e14 = 1e15
 
 
 def test_tokens_of_an_update_in_both_accountings():
@@ -146,6 +147,14 @@ def test_bootstrap_interval_of_two_values():
     assert measures.bootstrap_interval([0, 1]) == (0, 1)
     low, high = measures.bootstrap_interval([0] * 50 + [1] * 50)
     assert low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.011) and high == pytest.approx(0.5 + 1.96 * 0.05, abs=0.011)
+    odd = [k**0.5 for k in range(20)]  # hardly two means are equal: one draw more, or another seed, gives another interval
+    assert measures.bootstrap_interval(odd) == measures.bootstrap_interval(odd, draws=10_000, seed=0)
+
+
+def test_tests_are_compared_problem_by_problem():
+    ours, theirs = {"a": [1, 0], "b": [1, 1]}, {"a": [0, 0], "b": [1, 0]}
+    assert measures.test_intervals(ours) == {"avg": (0.5, 1), "pass": (1, 1)}
+    assert measures.paired_tests(ours, theirs) == {"avg": (0.75, 0.25, 0.5, (0.5, 0.5)), "pass": (1, 0.5, 0.5, (0, 1))}
 
 
 def test_pooled_rates_against_the_base_frequency():
@@ -169,6 +178,7 @@ def test_self_correction():
     assert rates == {"wrong_to_right": 2 / 6, "right_to_wrong": 2 / 4,
                      "repeat": 3 / 6, "restart": 1 / 4, "mean": 5 / 14}
     assert measures.self_correction(run({"a": "R R"}), lambda record: None)["wrong_to_right"] is None
+    assert measures.self_correction(run({"a": "R R R x"}), lambda record: None)["right_to_wrong"] == 1 / 3
 
 
 def test_relative_gain_is_the_papers():
@@ -186,6 +196,7 @@ def test_speed_up_interpolates_on_the_faster_curve():
     assert measures.speed_up(calls, [0.2, 0.6, 0.6, 0.8], calls, [0.1, 0.2, 0.3, 0.5]) == pytest.approx(4 / 1.75)
     assert measures.speed_up(calls, [0.2, 0.3, 0.3, 0.4], calls, [0.1, 0.2, 0.3, 0.5]) is None
     assert measures.speed_up(calls, [0.0, 0.3, 0.3, 0.4], calls, [0.0, 0.0, 0.0, 0.0]) is None
+    assert measures.speed_up(calls, [0.0, 0.4, 0.4, 0.4], calls, [0.0, 0.0, 0.0, 0.4]) == 4 / 2  # it solved none at first
 
 
 def test_mean_curve_ends_with_the_shortest():

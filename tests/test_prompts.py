@@ -166,6 +166,13 @@ def test_last_three_rounds_ask_once():
                  "produce a corrected complete answer.")])
 
 
+def test_each_user_turn_asks_for_a_summary_block():
+    got = prompts.ask_for_block(turns([("system", "s"), ("user", "x"), ("assistant", "y"), ("user", "z")]), 500)
+    request = ("\n\nAfter your complete answer, end with a summary of it between <summary> and </summary>, in at most 500 tokens: "
+               "the approach, the intermediate results that matter, and what you are unsure of.")
+    assert got == turns([("system", "s"), ("user", "x" + request), ("assistant", "y"), ("user", "z" + request)])
+
+
 @pytest.mark.parametrize("starter, want", [
     ("class Solution:\n    def add(self, a: int, b: int) -> int:\n        ", "def add(a: int, b: int) -> int:"),
     ("class Solution:\n    def once(self) -> int:\n        ", "def once(self) -> int:"),
