@@ -279,16 +279,21 @@ def chunked(hidden, head, temperature, per_token, chunk=None):
     dtype = torch.promote_types(weight.dtype, torch.float32)
     # Half as many tokens as distill_loss: the graph of a formula keeps up to eight such buffers.
     chunk = chunk or max(1, CHUNK_BYTES[weight.device.type] // (8 * len(weight)))
+    is_trained = hidden.requires_grad and torch.is_grad_enabled()
     total = torch.zeros((), dtype=dtype, device=weight.device)
     grad = torch.zeros(hidden.shape, dtype=dtype, device=weight.device)                     # [T, d]
     for i in range(0, len(hidden), chunk):
         c = slice(i, i + chunk)
-        logits = _matmul(hidden[c].detach().to(weight.dtype), weight.T).div_(temperature)   # [n, V]
-        with torch.set_grad_enabled(hidden.requires_grad and torch.is_grad_enabled()):
-            loss = per_token(logits.requires_grad_().log_softmax(-1), c)
+        part = hidden[c].detach().to(weight.dtype)                                          # [n, d]
+        logits = _matmul(part, weight.T).div_(temperature)                                  # [n, V]
+        logits.requires_grad_()
+        with torch.set_grad_enabled(is_trained):
+            logp = logits.log_softmax(-1)
+            loss = per_token(logp, c)
         if loss.requires_grad:
             (slope,) = torch.autograd.grad(loss, logits)
-            grad[c] = _matmul(slope.to(weight.dtype), weight) / temperature
+            slope = slope.to(weight.dtype)
+            grad[c] = _matmul(slope, weight) / temperature
         total += loss.detach()
     return _WithGradient.apply(hidden, total, grad)
 

@@ -340,7 +340,8 @@ def whole_folder(path):
 def save_checkpoint(policy, optimizer, folder, step, more=None):
     """Write `folder`/step_K, then the newest adapter into `folder`; keep the last two steps.
 
-    more: {name: whole tensor or number} besides; `load_checkpoint` returns it. Every rank takes part; rank 0 writes. Errors: BadInput, if the disk takes no more.
+    more: {name: whole tensor or number} besides; `load_checkpoint` returns it. Every rank takes
+    part; rank 0 writes. Errors: BadInput, if the disk takes no more.
     """
     state = optimizer_state(policy, optimizer)
     weights = adapter_weights(policy)
