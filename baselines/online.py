@@ -87,7 +87,7 @@ def k3(log_p_y, log_ref):
 
 def of_tokens(batch, values, like):
     """One value an answer -> one a token, [T]."""
-    lengths = torch.tensor([len(item.y.token_ids) for item in batch], device=like.device)
+    lengths = torch.tensor([len(item.y.token_ids) for item in batch], dtype=torch.long, device=like.device)
     return torch.tensor(values, dtype=torch.float64, device=like.device).repeat_interleave(lengths)
 
 

@@ -1,0 +1,479 @@
+"""The baselines: each loss by hand in float64 and against TRL's, bandits that it must solve, runs that survive stops."""
+import json
+import math
+import os
+import shutil
+
+import pytest
+
+import scripted_student  # noqa: I001 (first: a rank of torchrun finds the project by it)
+import engines
+import loss
+import policy as policies
+import verifiers
+from baselines import grpo, online
+from common import journal, ranks
+from common.errors import BadInput, read_jsonl
+from conftest import TOY_TERMS, make_model, tolerance
+from engines.base import Sample
+from report import curves
+from scripted_student import Gradients, toy_policy
+from test_distill import torchrun
+
+import torch
+
+DOUBLE, ROUNDING = tolerance(torch.float64, TOY_TERMS, 10), tolerance(torch.float32, TOY_TERMS)
+T, D, V = 7, 6, 11
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("baselines") / "toy", tie_word_embeddings=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Losses on a head alone, in float64
+
+
+class Fake:
+    """A policy without a decoder: the states that predict the tokens are given. `ref`: those of the reference."""
+
+    def __init__(self, hidden, head, temperature=1.0, teacher=None, ref=None):
+        self.head, self.temperature = head, temperature
+        self.student, self.teacher, self.ref, self.is_reference = hidden, teacher, ref, False
+
+    def hidden_states(self, sequences, lengths):
+        if self.is_reference:
+            return self.ref
+        teaches = any(sequence[0] == 1 for sequence in sequences)       # a teacher's prompt is [1]
+        return self.teacher if teaches else self.student[:sum(lengths)]
+
+    def reference(self):
+        import contextlib
+
+        @contextlib.contextmanager
+        def block():
+            self.is_reference = True
+            yield
+            self.is_reference = False
+        return block()
+
+
+def answers(lengths=(2, 1, 3, 1), c=None, generator=None, **values):
+    """Items with drawn tokens and float64-exact log mu."""
+    generator = generator or torch.Generator().manual_seed(3)
+    items = []
+    for length in lengths:
+        tokens = torch.randint(V, (length,), generator=generator).tolist()
+        log_mu = (-torch.rand(length, generator=generator, dtype=torch.float64) * 3 - 1).float().tolist()
+        items.append(online.Item([0], Sample(tokens, "", log_mu, "stop", 1), {}, c=c, **values))
+    return items
+
+
+def tensors(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def parts(items):
+    """(y, log mu) of all tokens."""
+    return (torch.tensor([t for i in items for t in i.y.token_ids]),
+            torch.tensor([v for i in items for v in i.y.logprobs], dtype=torch.float64))
+
+
+def same(found, expected, rel=DOUBLE):
+    assert (found - expected).norm() <= rel * (expected.norm() + 1e-300)
+
+
+def hand(hidden, head, items, temperature=1.0):
+    """(log p of every token of the vocabulary [T, V], log p_y, w) the plain way."""
+    y, log_mu = parts(items)
+    logp = (hidden @ head.T / temperature).log_softmax(-1)
+    log_p_y = logp[torch.arange(len(y)), y]
+    return logp, log_p_y, (log_p_y.detach() - log_mu).exp().clamp(max=2)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, T, 100])
+def test_chunked_is_the_plain_form(chunk):
+    hidden, head, slope = tensors((T, D), (V, D), (T, V))
+    head.requires_grad_()
+    values = []
+    for plain in (True, False):
+        h = hidden.clone().requires_grad_()
+        if plain:
+            value = (slope * (h @ head.detach().T / 0.7).log_softmax(-1) ** 2).sum()
+        else:
+            value = loss.chunked(h, head, 0.7, lambda logp, c: (slope[c] * logp ** 2).sum(), chunk)
+        (3 * value).backward()
+        values.append((value.detach(), h.grad))
+    assert head.grad is None
+    same(values[1][0], values[0][0])
+    same(values[1][1], values[0][1])
+
+
+def test_chunked_of_nothing_and_of_bfloat16():
+    empty = torch.zeros(0, D, requires_grad=True)
+    value = loss.chunked(empty, torch.ones(V, D), 1.0, lambda logp, c: logp.sum())
+    value.backward()
+    assert value == 0 and empty.grad.shape == (0, D)
+    hidden = torch.ones(T, D, dtype=torch.bfloat16, requires_grad=True)
+    value = loss.chunked(hidden, torch.ones(V, D, dtype=torch.bfloat16), 1.0, lambda logp, c: logp.sum())
+    value.backward()
+    assert value.dtype == torch.float32 and hidden.grad.dtype == torch.bfloat16
+    with torch.no_grad():
+        assert loss.chunked(hidden, torch.ones(V, D), 1.0, lambda logp, c: logp.sum()).grad_fn is None
+
+
+def test_weights_keep_float64():
+    p, mu = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([-1.0 - 1e-12], dtype=torch.float64)
+    assert loss.importance_weights(p, mu).item() == pytest.approx(math.exp(1e-12), abs=1e-16)
+    assert loss.importance_weights(p.float(), mu.float()).dtype == torch.float32
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# GRPO
+
+
+def test_advantages():
+    assert online.advantages([1, 0, 0, 1]) == pytest.approx([x / (math.sqrt(1 / 3) + 1e-6) for x in (.5, -.5, -.5, .5)])
+    assert online.advantages([1, 0, 0], "mean") == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert online.advantages([1, 1, 1]) == [0, 0, 0] and online.advantages([1]) == [0]
+
+
+def grpo_items():
+    """Two groups of three answers."""
+    items = answers((2, 1, 3, 1, 4, 2))
+    for item, a in zip(items, online.advantages([1, 0, 0]) + online.advantages([1, 1, 0])):
+        item.advantage = a
+    return items
+
+
+def of_policy(items, hidden, head, **options):
+    h = hidden.clone().requires_grad_()
+    value, sums = online.policy_loss(Fake(h, head, 0.7, ref=options.pop("ref", None)), items, **options)
+    value.backward()
+    return value.detach(), h.grad, sums
+
+
+def test_grpo_by_hand():
+    """And rho = 1: the gradient is REINFORCE's."""
+    items = grpo_items()
+    hidden, head = tensors((13, D), (V, D))
+    advantage = torch.tensor([i.advantage for i in items for _ in i.y.token_ids], dtype=torch.float64)
+    h = hidden.clone().requires_grad_()
+    _, log_p_y, w = hand(h, head, items, 0.7)
+    (-(w * advantage * log_p_y).sum()).backward()
+    value, grad, sums = of_policy(items, hidden, head)
+    same(value, -(w * advantage).sum().detach())
+    same(grad, h.grad)
+    assert sums["mean_w"] == pytest.approx(float(w.sum()), rel=1e-6) and sums["loss"] == pytest.approx(float(value))
+
+
+def test_equal_rewards_teach_nothing():
+    hidden, head = tensors((7, D), (V, D))
+    _, grad, _ = of_policy(answers(), hidden, head)
+    assert grad.abs().max() == 0
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_grpo_is_trls(beta):
+    """TRL's own loss, loss_type dapo with vLLM's correction, on the same log-probabilities and advantages."""
+    trl = pytest.importorskip("trl")
+    from types import SimpleNamespace as Namespace
+    items = grpo_items()
+    for item in items:
+        item.beta = beta
+    hidden, head, noise = tensors((13, D), (V, D), (13, D))
+    ref = hidden + 0.1 * noise         # near: TRL does not clamp its k3
+    value, grad, _ = of_policy(items, hidden, head, ref=ref, with_reference=True)
+    h = hidden.clone().requires_grad_()
+    _, log_p_y, w = hand(h, head, items, 0.7)
+    _, log_ref, _ = hand(ref, head, items, 0.7)
+    lengths = [len(i.y.token_ids) for i in items]
+    pad = lambda flat: torch.nn.utils.rnn.pad_sequence(list(flat.split(lengths)), batch_first=True)  # noqa: E731
+    mask = pad(torch.ones(13, dtype=torch.long))
+    inputs = {"prompt_ids": torch.zeros(6, 1, dtype=torch.long), "prompt_mask": torch.ones(6, 1, dtype=torch.long),
+              "completion_ids": pad(parts(items)[0]), "completion_mask": mask, "ref_per_token_logps": pad(log_ref),
+              "advantages": torch.tensor([i.advantage for i in items], dtype=torch.float64),
+              "importance_sampling_ratio": pad(w), "num_items_in_batch": torch.tensor(1)}
+    stub = Trl(pad(log_p_y), beta, Namespace)
+    found = trl.GRPOTrainer._compute_loss(stub, None, inputs)
+    found.backward()
+    same(found.detach(), value, rel=1e-6)
+    same(h.grad, grad, rel=1e-6)
+
+
+class Trl:
+    """What GRPOTrainer._compute_loss asks of its trainer."""
+
+    def __init__(self, log_p_y, beta, Namespace):
+        from collections import defaultdict
+        self.log_p_y, self.beta = log_p_y, beta
+        self.epsilon_low, self.epsilon_high = 0.2, 0.28
+        self.args = Namespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1)
+        self.accelerator = Namespace(num_processes=1, gather=lambda x: x, reduce=lambda x, *args, **kwargs: x)
+        self.model = Namespace(training=True)
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self.loss_type, self.importance_sampling_level = "dapo", "token"
+        self.top_entropy_quantile, self.off_policy_mask_threshold = 1.0, None
+        self.use_vllm = self.vllm_importance_sampling_correction = True
+        self.use_liger_kernel = self.use_liger_loss = False
+        self.current_gradient_accumulation_steps = 1
+        self.tools = self.environments = None
+
+    def __getattr__(self, name):
+        return None
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        return self.log_p_y, torch.zeros_like(self.log_p_y), None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bandits: answers of one token, sampled from the policy itself among a few arms
+
+
+ARMS = [65, 66]
+
+
+def arm_probabilities(policy, prompt):
+    with torch.no_grad():
+        logits = policy.hidden_states([[*prompt, 0]], [1]) @ policy.head.T
+    return (logits[0, ARMS] / policy.temperature).softmax(-1)
+
+
+def pull(policy, prompt, generator):
+    """An answer of one token -> Sample; mu is the share among the arms."""
+    p = arm_probabilities(policy, prompt)
+    arm = int(torch.multinomial(p, 1, generator=generator))
+    return Sample([ARMS[arm]], str(arm), [float(p[arm].log())], "stop", len(prompt))
+
+
+def train_bandit(policy, batch_of, loss_of_batch, updates=30, after=lambda: None):
+    """batch_of(generator) -> Items."""
+    optimizer, generator = policies.adam(policy, 1e-2), torch.Generator().manual_seed(1)
+    args = online.flags.UpdateArgs(1e-2, math.inf, "reverse_kl", 10**6, 0)
+    for _ in range(updates):
+        online.distill.optimizer_step(policy, optimizer, batch_of(generator), loss_of_batch, args)
+        after()
+
+
+PROMPT = [5, 6, 7]
+
+
+def test_grpo_solves_a_bandit(toy):
+    policy = toy_policy(toy)
+
+    def batch(generator):
+        items = []
+        for _ in range(4):
+            group = [pull(policy, PROMPT, generator) for _ in range(4)]
+            values = online.advantages([int(y.text) for y in group])
+            items += [online.Item(PROMPT, y, {}, a) for y, a in zip(group, values)]
+        return items
+
+    train_bandit(policy, batch, lambda rows: online.policy_loss(policy, rows))
+    assert arm_probabilities(policy, PROMPT)[1] > 0.95
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One gradient however it is cut
+
+
+def toy_answers():
+    items = []
+    for row in scripted_student.toy_items():
+        items.append(online.Item(row.x, row.y, {}, advantage=(-1) ** len(items) * 0.7, c=row.c, beta=0.2))
+    return items
+
+
+def gradient(policy, items, loss_of_batch, budget):
+    optimizer = Gradients(policy)
+    args = online.flags.UpdateArgs(1e-5, math.inf, "reverse_kl", budget, 0, float("inf"))
+    online.distill.optimizer_step(policy, optimizer, items, loss_of_batch, args)
+    return optimizer.kept
+
+
+def methods():
+    """{name: loss(policy, rows)} of every method."""
+    return {"grpo": lambda policy, rows: online.policy_loss(policy, rows),
+            "reference": lambda policy, rows: online.policy_loss(policy, rows, with_reference=True)}
+
+
+def close(found, expected):
+    a, b = (torch.cat([grads[name].flatten().double() for name in expected]) for grads in (found, expected))
+    assert (a - b).norm() <= ROUNDING * b.norm() and b.norm() > 0
+
+
+@pytest.mark.parametrize("name", methods())
+def test_any_cut_into_micro_batches(toy, name):
+    found = [gradient(policy, toy_answers(), lambda rows: methods()[name](policy, rows), budget)
+             for budget in (1, 80, 10**9) for policy in [toy_policy(toy)]]
+    close(found[0], found[2])
+    close(found[1], found[2])
+
+
+def test_two_ranks_are_one(toy, tmp_path):
+    """One rank has a single answer, so it makes empty passes."""
+    result = torchrun(2, os.path.abspath(__file__), toy, tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    for name, method in methods().items():
+        policy = toy_policy(toy)
+        expected = gradient(policy, toy_answers(), lambda rows: method(policy, rows), 10**9)
+        close(torch.load(tmp_path / f"{name}.pt"), expected)
+
+
+def rank_main():
+    import sys
+    _, model, out = sys.argv
+    ranks.init_ranks()
+    rank, _ = ranks.rank_and_world()
+    mine = [toy_answers()[i] for i in ((0, 1, 2, 3, 4), (5,))[rank]]
+    for name, method in methods().items():
+        policy = toy_policy(model)
+        found = gradient(policy, mine, lambda rows: method(policy, rows), 60)
+        if rank == 0:
+            torch.save(found, os.path.join(out, f"{name}.pt"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+def flags(model, out, *more):
+    return ["--bench", "arithmetic", "--split", "train", "--limit", "5", "--calls", "6", "--group", "4", "--batch", "3",
+            "--model", str(model), "--max-tokens", "20", "--lr", "1e-2", "--micro-tokens", "900", "--out", str(out), *more]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """The scripted student, graded by its text alone: half of the answers are right."""
+    async def grade(problem, response, *args, **kwargs):
+        reward = len(response) % 2
+        return verifiers.Verdict(reward, reward, "", None), None
+    monkeypatch.setattr(engines, "start", scripted_student.start)
+    monkeypatch.setattr(verifiers, "grade", grade)
+
+
+TIMES = ("elapsed_seconds", "step_seconds", "sample_seconds", "train_seconds", "verify_seconds", "private_seconds")
+
+
+def untimed(path):
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in read_jsonl(str(path))]
+
+
+def contents(out, name):
+    """What a run leaves, times apart; resume.pt by its values."""
+    adapter = out / "adapter"
+    steps = sorted(path.name for path in adapter.iterdir() if path.is_dir())
+    resumed = {step: torch.load(adapter / step / "resume.pt") for step in steps}
+    return (untimed(out / "rollouts.jsonl"), untimed(out / f"{name}.jsonl"), steps,
+            (adapter / "adapter_model.safetensors").read_bytes(), flat(resumed))
+
+
+def flat(value):
+    if isinstance(value, dict):
+        return {key: flat(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [flat(item) for item in value]
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+class Crash(BaseException):
+    pass
+
+
+def crash_points(name):
+    """(owner, attribute, call at which it crashes, whether it is done first), one stop each."""
+    return [(online, "step", 2, False), (online, "write_lines", 2, False), (journal, "append", 4, False),
+            (journal, "append", 4, True), (policies, "save_checkpoint", 2, False), (policies, "update_latest", 2, False),
+            (policies, "save_checkpoint", 2, True)]
+
+
+def crash_at(monkeypatch, owner, attribute, number, after):
+    original, calls = getattr(owner, attribute), []
+
+    def crashing(*args, **kwargs):
+        calls.append(0)
+        if len(calls) == number:
+            if after:
+                original(*args, **kwargs)
+            raise Crash
+        return original(*args, **kwargs)
+    monkeypatch.setattr(owner, attribute, crashing)
+
+
+METHODS = {"grpo": grpo}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, toy):
+    """{method: the folder of a whole run}, made when asked for."""
+    made = {}
+
+    def make(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name) / "out"
+            METHODS[name].main(flags(toy, made[name]))
+        return made[name]
+    return make
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_survives_every_stop(scripted, undisturbed, toy, tmp_path, monkeypatch, name):
+    expected = contents(undisturbed(name), name)
+    for number, point in enumerate(crash_points(name)):
+        out = tmp_path / str(number)
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            crash_at(patch, *point)
+            METHODS[name].main(flags(toy, out))
+        METHODS[name].main(flags(toy, out))
+        found = contents(out, name)
+        assert [a == b for a, b in zip(found, expected)] == [True] * 5, point
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_answers_of_a_run(scripted, undisturbed, name):
+    """K * problems answers, the batch cut at ceil(K * problems / group) groups, read as LEAF's."""
+    records = read_jsonl(str(undisturbed(name) / "rollouts.jsonl"))
+    assert len(records) == 4 * math.ceil(6 * 5 / 4) == 32 and {r["method"] for r in records} == {name}
+    steps = {}
+    for record in records:
+        steps.setdefault(record["problem"], []).append(record["step"])
+    assert sorted(map(len, steps.values())) == [4, 4, 8, 8, 8] and all(s == sorted(s) for s in steps.values())
+    assert [r["updates"] for r in records] == [0] * 12 + [1] * 12 + [2] * 8
+    run = curves.read_run(str(undisturbed(name) / "rollouts.jsonl"))
+    assert run.curves["calls"] == [1, 2, 3, 4] and str(run.method).lower() == name
+    trained = sum(r["trained_tokens"] for r in records if r["step"] <= 4)
+    assert run.curves["trained"][-1] == trained and run.curves["hours"] == sorted(run.curves["hours"])
+
+
+def test_another_run_in_the_folder_is_left_alone(scripted, undisturbed, toy, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed("grpo"), out)
+    before = (out / "rollouts.jsonl").read_bytes()
+    with pytest.raises(BadInput, match="lr = 0.01, not 0.1"):
+        grpo.main(flags(toy, out, "--lr", "1e-1"))
+    shutil.rmtree(out / "adapter")
+    content = json.loads((out / "explore.json").read_text())
+    content["settings"]["method"] = "leaf"
+    (out / "explore.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match="method = leaf"):
+        grpo.main(flags(toy, out))
+    assert (out / "rollouts.jsonl").read_bytes() == before
+
+
+def test_the_cap_ends_a_run_between_updates(scripted, toy, tmp_path):
+    grpo.main(flags(toy, tmp_path / "out", "--gpu-hours", "1e-9"))
+    assert not (tmp_path / "out" / "adapter").exists()
+    grpo.main(flags(toy, tmp_path / "out", "--gpu-hours", "1"))
+    assert policies.newest_step(str(tmp_path / "out" / "adapter")) == 3
+
+
+@pytest.mark.parametrize("problems,calls,updates", [
+    (500, 24, 47), (131, 24, 13), (378, 24, 36), (400, 24, 38), (478, 20, 38), (500, 20, 40), (400, 20, 32)])
+def test_the_updates_of_the_paper(problems, calls, updates):
+    assert math.ceil(online.groups(problems, calls, 8) / 32) == updates
+
+
+if __name__ == "__main__":
+    ranks.run_rank(rank_main)
