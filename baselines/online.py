@@ -179,9 +179,7 @@ class Run(explore.Run):
     """explore.py's Run with what an update needs."""
     baseline: Baseline | None = None
     options: argparse.Namespace | None = None
-
-    def updates(self, problems):
-        return math.ceil(groups(len(problems), self.args.calls, self.options.group) / self.options.batch)
+    last: int = 0                      # how many updates there are in all
 
 
 def groups(problems, calls, size):
@@ -199,11 +197,11 @@ def batch_of(run, u, problems):
     return [(problems[i], size * ((first + j) // len(problems)) + 1) for j, (i, _) in enumerate(places)]
 
 
-async def answer(run, x, k, messages, request="answer"):
+async def answer(run, x, k, messages, max_tokens=None):
     """Sample and grade the k-th answer to x. -> Item."""
     attempt = run.attempt(x, k)
     try:
-        y = await attempt.sample(request, messages)
+        y = await attempt.sample("answer", messages, max_tokens)
     except ContextTooLong as error:
         raise BadInput(f"problem {x.id} cannot be sampled: {error}") from None
     await attempt.verify(y)
@@ -264,10 +262,10 @@ def cost(run, item, is_trained=True):
 
 async def train(run, problems):
     """All updates that are left. -> whether the cap on GPU hours ended the run."""
-    trainer, last = run.trainer, run.updates(problems)
-    if run.baseline.before and trainer.done < last:
+    trainer = run.trainer
+    if run.baseline.before and trainer.done < run.last:
         await run.baseline.before(run, problems)
-    while trainer.done < last:
+    while trainer.done < run.last:
         # The clocks of the ranks differ: rank 0's counts.
         if 0 in ranks.all_gather([run.seconds_left()])[:1]:
             return True
@@ -369,8 +367,9 @@ async def run_engine(baseline, options, args, settings, problems, files, clock):
                                       options.grad_checkpoint_every)
             run.trainer = policies.start_trainer(update, args.seed, settings, engine, openings, found)
             clock.begin("sampling")
-            calls = groups(len(problems), args.calls, options.group) * options.group
-            run.bar = policies.new_bar(calls, "call", initial=len(records))
+            count = groups(len(problems), args.calls, options.group)
+            run.last = math.ceil(count / options.batch)
+            run.bar = policies.new_bar(count * options.group, "call", initial=len(records))
             with run.bar:
                 return run, await train(run, problems)
         finally:
