@@ -284,8 +284,7 @@ def chunked(hidden, head, temperature, per_token, chunk=None):
     grad = torch.zeros(hidden.shape, dtype=dtype, device=weight.device)                     # [T, d]
     for i in range(0, len(hidden), chunk):
         c = slice(i, i + chunk)
-        part = hidden[c].detach().to(weight.dtype)                                          # [n, d]
-        logits = _matmul(part, weight.T).div_(temperature)                                  # [n, V]
+        logits = _logits(hidden[c].detach(), weight, temperature)                           # [n, V]
         logits.requires_grad_()
         with torch.set_grad_enabled(is_trained):
             logp = logits.log_softmax(-1)
@@ -296,6 +295,16 @@ def chunked(hidden, head, temperature, per_token, chunk=None):
             grad[c] = _matmul(slope, weight) / temperature
         total += loss.detach()
     return _WithGradient.apply(hidden, total, grad)
+
+
+def log_probabilities(hidden, head, temperature):
+    """log policy over the vocabulary, [n, V], of hidden states [n, d]; without gradient."""
+    with torch.no_grad():
+        return _logits(hidden, _head(head), temperature).log_softmax(-1)
+
+
+def _logits(hidden, weight, temperature):
+    return _matmul(hidden.to(weight.dtype), weight.T).div_(temperature)
 
 
 class _WithGradient(torch.autograd.Function):

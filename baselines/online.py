@@ -168,10 +168,11 @@ class Baseline:
     group: Callable            # async (run, x, first k) -> its Items, one a verifier call
     loss: Callable             # (run, batch) -> (sum over its tokens, {name: sum})
     add_arguments: Callable = lambda parser: None
-    before: Callable | None = None     # async (run, problems), once, before the first update: SEED's collection
-    after: Callable | None = None      # (run), after each step: SDPO's teacher
-    calls: int | None = None           # K of --split train, where it is not 20
-    high: float = 0.28                 # upper clip
+    step: Callable | None = None       # (run, items) -> metrics, if an update is not just `step`: SEED's collection
+    before: Callable | None = None     # (run), once: SDPO's teacher
+    after: Callable | None = None      # (run), after each step: the same
+    needs_teacher: bool = False        # whether only answers with a teacher are trained on
+    calls: int = 20                    # K of --split train
 
 
 @dataclasses.dataclass
@@ -180,6 +181,7 @@ class Run(explore.Run):
     baseline: Baseline | None = None
     options: argparse.Namespace | None = None
     last: int = 0                      # how many updates there are in all
+    teacher: list | None = None        # SDPO's parameters
 
 
 def groups(problems, calls, size):
@@ -236,10 +238,14 @@ async def sample(run, batch):
     return [item for items in parts for item in items]
 
 
+def is_trained(run, item):
+    return item.c is not None or not run.baseline.needs_teacher
+
+
 def step(run, items):
     """One update on the Items of all ranks that have tokens to learn from. -> its metrics."""
     trainer = run.trainer
-    rows = [item for item in items if run.baseline.after is None or item.c is not None]
+    rows = [item for item in items if is_trained(run, item)]
     if not sum(ranks.all_gather([len(rows)])):
         return {"tokens": 0, "grad_norm": 0.0}                # SDPO: no answer has a teacher
     tokens, parts, grad_norm = distill.optimizer_step(
@@ -251,20 +257,21 @@ def step(run, items):
     return {name: value / tokens for name, value in sums.items()} | {"tokens": tokens, "grad_norm": grad_norm}
 
 
-def cost(run, item, is_trained=True):
+def cost(item, trained):
     """The tokens of an answer's update beside its sampling: here, and as in the paper (with an old-policy pass)."""
     length = len(item.x) + len(item.y.token_ids)
     teacher = len(item.c) + len(item.y.token_ids) if item.c is not None else 0
-    forward = teacher + (length if item.beta else 0) + item.record.get("forward_tokens", 0)
-    return {"forward_tokens": forward, "paper_forward_tokens": forward + length,
-            "trained_tokens": length if is_trained else 0}
+    passes = teacher + (length if item.beta else 0) if trained else 0
+    forward = passes + item.record.get("forward_tokens", 0)
+    return {"forward_tokens": forward, "paper_forward_tokens": forward + (length if trained else 0),
+            "trained_tokens": item.record.get("trained_tokens", 0) + (length if trained else 0)}
 
 
 async def train(run, problems):
     """All updates that are left. -> whether the cap on GPU hours ended the run."""
     trainer = run.trainer
-    if run.baseline.before and trainer.done < run.last:
-        await run.baseline.before(run, problems)
+    if run.baseline.before:
+        run.baseline.before(run)
     while trainer.done < run.last:
         # The clocks of the ranks differ: rank 0's counts.
         if 0 in ranks.all_gather([run.seconds_left()])[:1]:
@@ -274,12 +281,12 @@ async def train(run, problems):
         items = await sample(run, batch)
         run.clock.begin("update")
         sampled = time.time()
-        metrics = step(run, items)
-        if run.baseline.after:
+        metrics = (run.baseline.step or step)(run, items)
+        if run.baseline.after and metrics["tokens"]:
             run.baseline.after(run)
         seconds = {"sample_seconds": round(sampled - begin, 3), "train_seconds": round(time.time() - sampled, 3)}
         for item in items:
-            item.record |= cost(run, item, is_trained=run.baseline.after is None or item.c is not None)
+            item.record |= cost(item, bool(metrics["tokens"]) and is_trained(run, item))
         commit(run, batch, items, metrics | seconds)
         run.clock.begin("sampling")
     return False
@@ -399,7 +406,7 @@ def parse(baseline, argv, doc):
     add("--bench", required=True, help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
     add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
     add("--data", help="local copy of the bench in its upstream format")
-    add("--calls", type=flags.positive_int, help=f"K, calls a problem (default: 24; train: {baseline.calls or 20})")
+    add("--calls", type=flags.positive_int, help=f"K, calls a problem (default: 24; train: {baseline.calls})")
     add("--seed", type=flags.positive_int, default=1, help="run seed")
     add("--limit", type=flags.positive_int, help="only the first N problems")
     add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
@@ -419,7 +426,7 @@ def parse(baseline, argv, doc):
     settings = engines.settings(options, options.bench, gpu_memory=0.4)
     if settings.temperature == 0:
         raise BadInput("--temperature 0 leaves no distribution to learn from: give one above 0.")
-    calls = options.calls or ((baseline.calls or 20) if is_training else 24)
+    calls = options.calls or (baseline.calls if is_training else 24)
     gpu_hours = options.gpu_hours or (None if is_training else 5.0)
     args = explore.ExploreArgs(options.bench, options.split, options.data, baseline.name, calls=calls,
                                seed=options.seed, limit=options.limit, gpu_hours=gpu_hours, out=options.out)
