@@ -10,6 +10,7 @@ has neither a right sibling nor feedback has no teacher, and is left out.
     loss = 1/T sum_i w_i min(rho_i, 2) KL(p_i || sg q_i)        teacher <- 0.99 teacher + 0.01 policy, after each step
 """
 import contextlib
+import math
 import os
 import sys
 
@@ -35,7 +36,7 @@ def divergence(logp, log_q, alpha=1.0, top=TOP):
         return (p.exp() * (p - q)).sum(-1)
     if alpha == 0:
         return (q.exp() * (q - p)).sum(-1)
-    m = torch.logsumexp(torch.stack([p + torch.tensor(1 - alpha).log(), q + torch.tensor(alpha).log()]), 0)
+    m = torch.logaddexp(p + math.log(1 - alpha), q + math.log(alpha))
     return (1 - alpha) * (p.exp() * (p - m)).sum(-1) + alpha * (q.exp() * (q - m)).sum(-1)
 
 

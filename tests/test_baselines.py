@@ -3,6 +3,7 @@ import json
 import math
 import os
 import shutil
+from types import SimpleNamespace as Namespace
 
 import pytest
 
@@ -11,7 +12,7 @@ import engines
 import loss
 import policy as policies
 import verifiers
-from baselines import grpo, online
+from baselines import grpo, online, score, sdpo, seed, sft
 from common import journal, ranks
 from common.errors import BadInput, read_jsonl
 from conftest import TOY_TERMS, make_model, tolerance
@@ -179,7 +180,6 @@ def test_equal_rewards_teach_nothing():
 def test_grpo_is_trls(beta):
     """TRL's own loss, loss_type dapo with vLLM's correction, on the same log-probabilities and advantages."""
     trl = pytest.importorskip("trl")
-    from types import SimpleNamespace as Namespace
     items = grpo_items()
     for item in items:
         item.beta = beta
@@ -196,7 +196,7 @@ def test_grpo_is_trls(beta):
               "completion_ids": pad(parts(items)[0]), "completion_mask": mask, "ref_per_token_logps": pad(log_ref),
               "advantages": torch.tensor([i.advantage for i in items], dtype=torch.float64),
               "importance_sampling_ratio": pad(w), "num_items_in_batch": torch.tensor(1)}
-    stub = Trl(pad(log_p_y), beta, Namespace)
+    stub = Trl(pad(log_p_y), beta)
     found = trl.GRPOTrainer._compute_loss(stub, None, inputs)
     found.backward()
     same(found.detach(), value, rel=1e-6)
@@ -206,7 +206,7 @@ def test_grpo_is_trls(beta):
 class Trl:
     """What GRPOTrainer._compute_loss asks of its trainer."""
 
-    def __init__(self, log_p_y, beta, Namespace):
+    def __init__(self, log_p_y, beta):
         from collections import defaultdict
         self.log_p_y, self.beta = log_p_y, beta
         self.epsilon_low, self.epsilon_high = 0.2, 0.28
@@ -226,6 +226,201 @@ class Trl:
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
         return self.log_p_y, torch.zeros_like(self.log_p_y), None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# SDPO
+
+
+def test_sdpo_by_hand():
+    """V = 5, the two likeliest and the rest."""
+    p, q = torch.tensor([[[.5, .2, .1, .15, .05]], [[.1, .3, .3, .2, .1]]], dtype=torch.float64)
+    expected = .5 * math.log(.5 / .1) + .2 * math.log(.2 / .3) + .3 * math.log(.3 / .6)
+    assert sdpo.divergence(p.log(), q.log(), top=2).item() == pytest.approx(expected, rel=DOUBLE)
+    backward = .1 * math.log(.1 / .5) + .3 * math.log(.3 / .2) + .6 * math.log(.6 / .3)
+    assert sdpo.divergence(p.log(), q.log(), alpha=0, top=2).item() == pytest.approx(backward, rel=DOUBLE)
+
+
+def test_sdpo_on_all_tokens_is_the_reverse_kl_and_a_lower_bound_on_fewer():
+    student, teacher = tensors((T, V), (T, V))
+    full = loss.token_divergence(student, teacher)
+    found = [sdpo.divergence(student.log_softmax(-1), teacher.log_softmax(-1), top=k) for k in (V - 1, 3)]
+    same(found[0], full)
+    assert (found[1] <= full + DOUBLE).all()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_sdpo_is_trls(alpha):
+    """Value and gradient of TRL's top-k loss with its tail."""
+    pytest.importorskip("trl")
+    from trl.experimental.sdpo.loss_utils import compute_topk_self_distillation_loss
+    logits, teacher = tensors((T, V), (T, V))
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    found = sdpo.divergence(ours.log_softmax(-1), teacher.log_softmax(-1), alpha, top=3)
+    expected = compute_topk_self_distillation_loss(theirs, teacher, distillation_topk=3, distillation_alpha=alpha,
+                                                   distillation_add_tail=True)
+    found.sum().backward()
+    expected.sum().backward()
+    same(found.detach(), expected.detach())
+    same(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("rewards", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)])
+def test_who_gets_a_teacher(rewards):
+    """The first right answer of the others, and the feedback on a failed one."""
+    items = [online.Item([], Sample([], f"<think>t</think>\nanswer {i}", [], "stop", 0), {"reward": r, "feedback": "f" * i})
+             for i, r in enumerate(rewards)]
+    for i, item in enumerate(items):
+        others = [j for j in range(3) if j != i and rewards[j]]
+        solution = f"answer {others[0]}" if others else None
+        feedback = "f" * i if not rewards[i] and i else None        # the first answer has an empty one
+        assert sdpo.lesson(items, item, "both") == (solution, feedback)
+        assert sdpo.lesson(items, item, "without-solution") == (solution, None if solution else feedback)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, 0.25])
+def test_the_moving_average(toy, rate):
+    policy = toy_policy(toy)
+    run = Namespace(trainer=Namespace(policy=policy, more=None), options=Namespace(teacher_rate=rate), teacher=None)
+    sdpo.begin(run)
+    start = [p.detach().clone() for p in policy.parameters()]
+    with torch.no_grad():
+        for p in policy.parameters():
+            p += 1
+    own = [p.detach().clone() for p in policy.parameters()]
+    sdpo.follow(run)
+    for q, p in zip(run.teacher, start):
+        assert torch.allclose(q, p + rate, atol=1e-6)
+    with sdpo.teaching(policy, run.teacher):
+        assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), run.teacher))
+    assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), own))
+    again = Namespace(trainer=run.trainer, options=run.options, teacher=None)
+    sdpo.begin(again)
+    assert all(torch.equal(p, q) for p, q in zip(again.teacher, run.teacher))
+
+
+def test_a_long_demonstration_loses_its_beginning(monkeypatch):
+    student = scripted_student.ScriptedStudent()
+    monkeypatch.setattr(sdpo, "PROMPT_TOKENS", 200)
+    ids = sdpo.prompt(student, [{"role": "user", "content": "x?"}], "a" * 300 + "END", None)
+    text = student.tokenizer.decode(ids)
+    assert len(ids) == 200 and "aEND\n\nCorrectly solve" in text and text.endswith("assistant\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# SCoRe
+
+
+def test_k3_by_hand_and_its_gradient():
+    """By enumeration: the expected gradient of k3 as a loss is that of KL(ref || policy)."""
+    logits, ref = (x / 3 for x in tensors((V,), (V,)))  # near enough that no clamp acts
+    logits.requires_grad_()
+    log_ref, p = ref.log_softmax(-1), logits.softmax(-1).detach()
+    (p * online.k3(logits.log_softmax(-1), log_ref)).sum().backward()
+    found, logits.grad = logits.grad, None
+    (log_ref.exp() * (log_ref - logits.log_softmax(-1))).sum().backward()
+    same(found, logits.grad)
+    assert online.k3(torch.tensor(0.0), torch.tensor(1.0)).item() == pytest.approx(math.e - 2)
+    assert online.k3(torch.tensor(0.0), torch.tensor(9.0)) == 10
+
+
+def test_score_by_hand():
+    """A penalty on some answers: value and gradient of the formula; at the reference nothing is left of it."""
+    items = grpo_items()
+    for i, item in enumerate(items):
+        item.beta = 0.26 if i % 2 else 0.01
+    hidden, head, noise = tensors((13, D), (V, D), (13, D))
+    ref = hidden + 0.3 * noise
+    value, grad, _ = of_policy(items, hidden, head, ref=ref, with_reference=True, high=0.2)
+    h = hidden.clone().requires_grad_()
+    _, log_p_y, w = hand(h, head, items, 0.7)
+    _, log_ref, _ = hand(ref, head, items, 0.7)
+    advantage, beta = (torch.tensor([getattr(i, name) for i in items for _ in i.y.token_ids], dtype=torch.float64)
+                       for name in ("advantage", "beta"))
+    d = log_ref - log_p_y
+    penalty = (beta * (d.exp() - d - 1)).sum()
+    (penalty - (w * advantage * log_p_y).sum()).backward()
+    same(value, (penalty - (w * advantage).sum()).detach())
+    same(grad, h.grad)
+    plain = of_policy(items, hidden, head)
+    at_reference = of_policy(items, hidden, head, ref=hidden, with_reference=True)
+    same(at_reference[0], plain[0])
+    same(at_reference[1], plain[1])
+
+
+def test_rewards_of_the_stages():
+    by_turn, by_trajectory = (Namespace(bonus=10.0, credit=credit) for credit in ("turn", "trajectory"))
+    assert [score.rewards(1, 0, stage, by_turn) for stage in (1, 2)] == [(0, 0), (1, -10)]
+    assert [score.rewards(0, 1, stage, by_turn) for stage in (1, 2)] == [(0, 1), (0, 11)]
+    assert score.rewards(1, 1, 2, by_turn) == (1, 1) and score.rewards(0, 1, 2, by_trajectory) == (11, 11)
+    assert [score.stage_1(u) for u in (47, 13, 36, 38, 38, 40, 32)] == [11, 3, 9, 9, 9, 10, 8]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# SEED and SFT
+
+
+def seed_case():
+    items = grpo_items()
+    for item in items[::2]:
+        item.c = [1]
+    hidden, head, noise = tensors((13, D), (V, D), (13, D))
+    chosen = torch.tensor([i.c is not None for i in items for _ in i.y.token_ids])
+    return items, hidden, head, hidden + 0.3 * noise, chosen
+
+
+def test_seed_by_hand():
+    """No gradient through the gate or l_skill; an answer without a skill has GRPO's alone."""
+    items, hidden, head, taught, chosen = seed_case()
+    h, h2 = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    policy = Fake(h, head, 0.7, teacher=taught[chosen], ref=hidden)
+    value, _ = seed.skill_loss(policy, items, 0.5)
+    value.backward()
+    _, log_p_y, w = hand(h2, head, items, 0.7)
+    _, l_skill, _ = hand(taught, head, items, 0.7)
+    advantage = torch.tensor([i.advantage for i in items for _ in i.y.token_ids], dtype=torch.float64)
+    gate = 1 / (1 + (-5 * (l_skill - log_p_y.detach())).exp())
+    (-(w * advantage * log_p_y).sum() - 0.5 * (gate * log_p_y)[chosen].sum()).backward()
+    same(h.grad, h2.grad)
+    expected = -(w * advantage).sum() + 0.5 * (gate * (l_skill - log_p_y))[chosen].sum()
+    same(value.detach(), expected.detach())
+
+
+def test_seed_without_its_term_is_grpo():
+    items, hidden, head, taught, chosen = seed_case()
+    h = hidden.clone().requires_grad_()
+    seed.skill_loss(Fake(h, head, 0.7, teacher=taught[chosen], ref=hidden), items, 0.0)[0].backward()
+    assert torch.equal(h.grad, of_policy(items, hidden, head)[1])
+
+
+def test_the_gate_at_no_difference_is_a_half():
+    l = torch.tensor([-1.0, -2.0], requires_grad=True)
+    seed.opd(l, l.detach()).sum().backward()
+    assert l.grad.tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("text,skill", [
+    ('{"summary": "s", "skill": " do it "}', "do it"), ('```json\n{"summary": "s", "skill": "a {b}"}\n```', "a {b}"),
+    ('{"summary": "s", "skill": "torn', None), ('{"skill": "alone"}', None), ('{"summary": 1, "skill": "x"}', None),
+    ('{"summary": "s", "skill": ["x"]}', None), ("no JSON", None), ("[1]", None), ('{"summary": "s", "skill": ""}', None)])
+def test_skills_are_read(text, skill):
+    assert seed.skill_of(text) == skill
+
+
+def test_the_collected_updates_of_the_paper():
+    assert [seed.collected(u) for u in (47, 13, 36, 38, 29, 30, 24)] == [8, 2, 6, 6, 5, 5, 4]
+
+
+def test_sft_is_the_cross_entropy():
+    items = answers()
+    hidden, head = tensors((T, D), (V, D))
+    h, h2 = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    value, _ = sft.loss(Fake(h, head, 0.7), items)
+    value.backward()
+    expected = torch.nn.functional.cross_entropy(h2 @ head.T, parts(items)[0], reduction="sum")
+    expected.backward()
+    same(value.detach(), expected.detach())
+    same(h.grad, h2.grad)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -275,6 +470,29 @@ def test_grpo_solves_a_bandit(toy):
     assert arm_probabilities(policy, PROMPT)[1] > 0.95
 
 
+def test_sdpo_solves_a_bandit_whose_teacher_names_the_arm(toy):
+    """The teacher is scripted: its states are those that predict the right arm. A silent one, the policy, moves nothing."""
+    policy = toy_policy(toy)
+    start = [p.detach().clone() for p in policy.parameters()]
+    run = Namespace(trainer=Namespace(policy=policy), teacher=start, options=Namespace(alpha=1.0))
+
+    def batch(generator):
+        return [online.Item(PROMPT, pull(policy, PROMPT, generator), {}, c=PROMPT) for _ in range(8)]
+
+    found = gradient(policy, batch(torch.Generator().manual_seed(1)), lambda rows: sdpo.loss(run, rows), 10**6)
+    assert max(g.abs().max() for g in found.values()) < 1e-6       # teacher and student are the same
+    right = [*PROMPT, ARMS[1]]
+    with torch.no_grad():                                          # the state whose likeliest token is the right arm
+        taught = 20 * policy.head[ARMS[1]] / policy.head[ARMS[1]].norm()
+    with pytest.MonkeyPatch.context() as patch:
+        states = online.states
+        patch.setattr(online, "states", lambda p, rows, prompts_: taught.expand(len(rows), -1)
+                      if rows and prompts_[0] == right else states(p, rows, prompts_))
+        named = lambda generator: [online.Item(PROMPT, i.y, {}, c=right) for i in batch(generator)]  # noqa: E731
+        train_bandit(policy, named, lambda rows: sdpo.loss(run, rows))
+    assert arm_probabilities(policy, PROMPT)[1] > 0.95
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One gradient however it is cut
 
@@ -296,7 +514,16 @@ def gradient(policy, items, loss_of_batch, budget):
 def methods():
     """{name: loss(policy, rows)} of every method."""
     return {"grpo": lambda policy, rows: online.policy_loss(policy, rows),
-            "reference": lambda policy, rows: online.policy_loss(policy, rows, with_reference=True)}
+            "reference": lambda policy, rows: online.policy_loss(policy, rows, with_reference=True),
+            "sdpo": lambda policy, rows: sdpo.loss(sdpo_run(policy), rows),
+            "seed": lambda policy, rows: seed.skill_loss(policy, rows, 0.5),
+            "sft": sft.loss}
+
+
+def sdpo_run(policy, alpha=1.0):
+    """What SDPO's loss asks of a run; the teacher's parameters are half of the policy's."""
+    teacher = [p.detach() / 2 for p in policy.parameters()]
+    return Namespace(trainer=Namespace(policy=policy, more=None), teacher=teacher, options=Namespace(alpha=alpha))
 
 
 def close(found, expected):
@@ -383,10 +610,13 @@ class Crash(BaseException):
 
 
 def crash_points(name):
-    """(owner, attribute, call at which it crashes, whether it is done first), one stop each."""
-    return [(online, "step", 2, False), (online, "write_lines", 2, False), (journal, "append", 4, False),
+    """(owner, attribute, call at which it crashes, whether it is done first), one stop each; the loop is one for all."""
+    own = {"sdpo": [(sdpo, "follow", 2, True)], "seed": [(policies, "save_checkpoint", 2, False)],
+           "score": [(online, "write_lines", 3, False)]}
+    return own[name] if name in own else [
+            (online, "step", 2, False), (online, "write_lines", 2, False), (journal, "append", 4, False),
             (journal, "append", 4, True), (policies, "save_checkpoint", 2, False), (policies, "update_latest", 2, False),
-            (policies, "save_checkpoint", 2, True)]
+            (policies, "save_checkpoint", 2, True)]  # grpo
 
 
 def crash_at(monkeypatch, owner, attribute, number, after):
@@ -402,7 +632,7 @@ def crash_at(monkeypatch, owner, attribute, number, after):
     monkeypatch.setattr(owner, attribute, crashing)
 
 
-METHODS = {"grpo": grpo}
+METHODS = {"grpo": grpo, "sdpo": sdpo, "score": score, "seed": seed}
 
 
 @pytest.fixture(scope="module")
@@ -473,6 +703,62 @@ def test_the_cap_ends_a_run_between_updates(scripted, toy, tmp_path):
     (500, 24, 47), (131, 24, 13), (378, 24, 36), (400, 24, 38), (478, 20, 38), (500, 20, 40), (400, 20, 32)])
 def test_the_updates_of_the_paper(problems, calls, updates):
     assert math.ceil(online.groups(problems, calls, 8) / 32) == updates
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# SFT's runs
+
+
+@pytest.fixture
+def explored(toy, tmp_path):
+    """The folder of an exploration of three problems, two pairs each."""
+    folder = tmp_path / "leaf"
+    folder.mkdir()
+    problems = [x.id for x in online.benches.load("arithmetic", "train", None, 3)]
+    lines = [{"problem": p, "bench": "arithmetic", "model": toy, "family": "qwen3", "step": step, "response": f"\\boxed{{{step}}}",
+              "decoding": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 20},
+              "opening": [{"role": "user", "content": p}], "context": [{"role": "user", "content": p}]}
+             for p in problems for step in (1, 2)]
+    (folder / "cplus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "explore.json").write_text(json.dumps({"settings": {"bench": "arithmetic", "split": "train", "data": None}}))
+    return str(folder / "cplus.jsonl")
+
+
+def sft_flags(cplus, out, *more):
+    return ["--cplus", cplus, "--out", str(out), "--steps", "3", "--batch", "4", "--lr", "1e-2", *more]
+
+
+def test_rewriting_stops_when_it_is_right_and_survives_a_crash(scripted, explored, tmp_path, monkeypatch):
+    sft.main(sft_flags(explored, tmp_path / "whole"))
+    lines = untimed(tmp_path / "whole" / "rewrites.jsonl")
+    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    rounds = {}
+    for line in lines:
+        rounds.setdefault((line["problem"], line["step"]), []).append(line)
+    for found in rounds.values():
+        is_right = [line["correct"] == 1 and not line["truncated"] for line in found]
+        assert [line["round"] for line in found] == list(range(1, len(found) + 1)) and not any(is_right[:-1])
+        assert is_right[-1] or len(found) == 5
+    assert len(rounds) == 6 and any(len(found) > 1 for found in rounds.values())
+    out = tmp_path / "torn"
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, journal, "append", 4, True)
+        sft.main(sft_flags(explored, out))
+    sft.main(sft_flags(explored, out))
+    key = lambda line: (line["problem"], line["step"], line["round"])  # noqa: E731
+    torn = [{k: v for k, v in line.items() if k != "seconds"} for line in untimed(out / "rewrites.jsonl")]
+    assert sorted(torn, key=key) == sorted(lines, key=key)
+    assert untimed(out / "sft.jsonl") == untimed(tmp_path / "whole" / "sft.jsonl") and len(untimed(out / "sft.jsonl")) == 3
+    weights = [(folder / "adapter" / "adapter_model.safetensors").read_bytes() for folder in (out, tmp_path / "whole")]
+    assert weights[0] == weights[1]
+
+
+def test_nothing_right_is_said(scripted, explored, tmp_path, monkeypatch):
+    async def wrong(*args, **kwargs):
+        return verifiers.Verdict(0, 0, "", None), None
+    monkeypatch.setattr(verifiers, "grade", wrong)
+    with pytest.raises(BadInput, match="no rewriting was right"):
+        sft.main(sft_flags(explored, tmp_path / "out"))
 
 
 if __name__ == "__main__":
