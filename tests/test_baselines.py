@@ -611,7 +611,7 @@ class Crash(BaseException):
 
 def crash_points(name):
     """(owner, attribute, call at which it crashes, whether it is done first), one stop each; the loop is one for all."""
-    own = {"sdpo": [(sdpo, "follow", 2, True)], "seed": [(policies, "save_checkpoint", 2, False)],
+    own = {"sdpo": [(sdpo, "keep", 3, True)], "seed": [(policies, "save_checkpoint", 2, False)],
            "score": [(online, "write_lines", 3, False)]}
     return own[name] if name in own else [
             (online, "step", 2, False), (online, "write_lines", 2, False), (journal, "append", 4, False),
