@@ -2,6 +2,7 @@
 
     python tiny.py [--seed 1] [--out out/tiny]    # a model; explore, distill, evaluate; tables
     python tiny.py --ablations                    # explore with each ablation of App. G.2, G.3
+    python tiny.py --baselines                    # the paper's rivals, at two learning rates
     python tiny.py --seeds 5                      # the figures of five models
 
 The model (benches/tiny_model.py) adds 3-digit numbers in two styles, and is taught to get stuck as
@@ -17,6 +18,7 @@ import engines  # noqa: F401 (first: it sets how OpenMP threads wait, before tor
 import distill
 import evaluate
 import explore
+from baselines import demo as rivals
 from common import journal
 from common.errors import exit_with_sentence, read_jsonl
 from common.flags import positive_int
@@ -33,7 +35,8 @@ MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one
 def command(script, *flags):
     """Run a script's main() here, under the command line that does the same by itself."""
     flags = [str(flag) for flag in flags]
-    print(f"\n$ python {script.__name__}.py {' '.join(flags)}", flush=True)
+    path = script.__name__.replace(".", "/")
+    print(f"\n$ python {path}.py {' '.join(flags)}", flush=True)
     script.main(flags)
 
 
@@ -255,6 +258,8 @@ def main(argv=None):
     add("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")
     add("--ablations", action="store_true",
         help="explore with each ablation of App. G.2 and G.3 instead")
+    add("--baselines", action="store_true",
+        help="the demo, then GRPO, SDPO, SCoRe and SFT at two learning rates")
     add("--seeds", type=positive_int, metavar="N",
         help="the demo and four ablations for seeds 1..N, each in OUT/seed_K")
     args = parser.parse_args(argv)
@@ -269,6 +274,10 @@ def main(argv=None):
             print(f"\nPlot: {demo.path('ablations.png')}   {time.time() - begin:.0f} s in all")
             return
         demo.run()
+        if args.baselines:
+            rivals.main(demo, command)
+            print(f"{time.time() - begin:.0f} s in all")
+            return
         files = [demo.path(method, "rollouts.jsonl") for method in ("leaf", "random")]
         plots.draw(demo.path("curve.png"), [curves.read_group([file]) for file in files])
         print_tables(demo)
