@@ -250,7 +250,7 @@ def run_seeds(out, count):
     journal.write_json(os.path.join(out, "seeds.json"), {"seeds": seeds})
 
 
-def main(argv=None):
+def arguments(argv):
     parser = argparse.ArgumentParser(
         description="Make a tiny model and run the whole method on it.")
     add = parser.add_argument
@@ -262,7 +262,11 @@ def main(argv=None):
         help="the demo, then GRPO, SDPO, SCoRe and SFT at two learning rates")
     add("--seeds", type=positive_int, metavar="N",
         help="the demo and four ablations for seeds 1..N, each in OUT/seed_K")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = arguments(argv)
     begin, demo = time.time(), Demo(args.out, args.seed)
     with journal.lock(args.out):
         if args.seeds:

@@ -40,8 +40,8 @@ def compare(demo, command):
 
 
 def train(demo, command, script, folder, rate, source, *flags):
-    command(script, "--cplus", demo.path(source, "cplus.jsonl"), "--lr", rate, "--micro-tokens", 2048, "--seed", demo.seed,
-            *flags, "--out", demo.path(folder))
+    command(script, "--cplus", demo.path(source, "cplus.jsonl"), "--lr", rate, "--micro-tokens", 2048,
+            "--seed", demo.seed, *flags, "--out", demo.path(folder))
     demo.test(folder, "--adapter", demo.path(folder, "adapter"))
 
 
@@ -75,8 +75,8 @@ def markdown(rows):
             "trained tokens", "GFLOPs", "avg@4, unseen", "pass@4, unseen"]
     lines = [" | ".join(head), "|".join(["---"] * len(head))]
     for title, accuracy, passed, calls, forward, trained, gflops, avg, best in rows:
-        lines.append(f"{title} | {accuracy:.1%} | {passed:.1%} | {calls or '-'} | {forward:,} | {trained:,} | {gflops:,.0f} "
-                     f"| {avg:.1%} | {best:.1%}")
+        lines.append(f"{title} | {accuracy:.1%} | {passed:.1%} | {calls or '-'} | {forward:,} | {trained:,} "
+                     f"| {gflops:,.0f} | {avg:.1%} | {best:.1%}")
     return "\n".join(f"| {line} |" for line in lines)
 
 

@@ -3,7 +3,7 @@
 What they share with LEAF is LEAF's own code: prompts, engines, verifiers (explore.Attempt), LoRA, FSDP, the optimizer
 step (distill.optimizer_step) and the journals. What differs between them is a Baseline: how a group is sampled, and the
 loss. An update takes 32 problems, whole groups; it is on-policy up to the difference of the two engines, since a batch
-is one mini-batch and one epoch. An answer is a verifier call: K of them a problem, ceil(K * problems / 8) groups in all.
+is one mini-batch and one epoch. An answer is a verifier call: K a problem, so ceil(K * problems / 8) groups in all.
 
 Formulas on the tokens i of an answer with advantage A, T: the tokens of the batch, of all ranks:
 
@@ -74,7 +74,7 @@ def advantages(rewards, divisor="std"):
 
 
 def clipped(log_p_y, advantage, low=0.2, high=0.28):
-    """min(rho A, clip(rho) A), [T]. rho is 1, as every update is on-policy: the clip never acts, its gradient is A's."""
+    """min(rho A, clip(rho) A), [T]. rho is 1, as every update is on-policy: the clip never acts."""
     rho = (log_p_y - log_p_y.detach()).exp()
     return torch.minimum(rho * advantage, rho.clamp(1 - low, 1 + high) * advantage)
 

@@ -6,7 +6,7 @@ Unlike GRPO the policy also analyses each answer: a workflow after success, a ru
 are scored again beside that skill, and those that became likelier are imitated, by a gate. The first 16% of the batches
 are only collected; three epochs of SFT on the base model's analyses of them teach the policy to write skills.
 
-    delta_i = sg(l_skill_i - l_i)     g_i = sigmoid(5 delta_i)     l, l_skill: log policy(y_i) without and with the skill
+    delta_i = sg(l_skill_i - l_i)    g_i = sigmoid(5 delta_i)    l, l_skill: log policy(y_i) without and with the skill
     loss = GRPO (clip 0.8, 1.2) + 1/T sum_i ( 0.01 g_i (sg l_skill_i - l_i) + 0.01 k3_i )
 """
 import asyncio
