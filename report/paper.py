@@ -10,7 +10,8 @@ single runs. The benches of training sets have the names that tables.py gives th
     repeats          Table 7: wrong answers, repeats
     paired           Table 8, LEAF against another memory: problems; repeats: LEAF, theirs, difference, from, to; fixes
     pooled           Table 9, a memory against random sampling: transitions, repeats, base frequency, ratio
-    tests            Tables 18 and 21, a baseline's adapter by its name: problems, avg@4, pass@4, tokens per answer, truncated, verifier faults
+    tests            Tables 18 and 21 (a baseline's adapter by its name): problems, avg@4, pass@4, tokens per answer,
+                     truncated, verifier faults
     update           Table 19, likewise: forward and trained tokens, PFLOPs, GPU hours
     traces           Table 27: problems; successful, failure contexts per problem; plain prompt; random, from other
                      problems, restart

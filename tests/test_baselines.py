@@ -11,8 +11,10 @@ import scripted_student  # noqa: I001 (first: a rank of torchrun finds the proje
 import engines
 import loss
 import policy as policies
+import prompts
 import verifiers
 from baselines import grpo, online, score, sdpo, seed, sft
+from benches.problem import Problem
 from common import journal, ranks
 from common.errors import BadInput, read_jsonl
 from conftest import TOY_TERMS, make_model, tolerance
@@ -409,6 +411,46 @@ def test_skills_are_read(text, skill):
 
 def test_the_collected_updates_of_the_paper():
     assert [seed.collected(u) for u in (47, 13, 36, 38, 29, 30, 24)] == [8, 2, 6, 6, 5, 5, 4]
+
+
+def turns(*contents):
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, contents)]
+
+
+def test_the_request_for_a_rewriting():
+    """Word by word, with its session and without; labels and endings."""
+    x = Problem("a", "math500", "X?", "math", answer="4")
+    context = prompts.carry(x, "qwen3", "old", 0, "")
+    verdict = context[2]["content"]
+    system = [{"role": "system", "content": "S"}]
+    *kept, asked = prompts.rewrite(x, system + turns("PLAIN"), context, "so \\boxed{4}", "4")
+    assert kept == system and asked["content"] == (
+        "PLAIN\n\nBelow is an earlier solving session for this problem: earlier attempts, the feedback on them, and a final "
+        "solution that was verified to be correct.\n\n<session>\n[Earlier attempt]\nold\n\n[Feedback]\n" + verdict +
+        "\n</session>\n\n<correct_solution>\nso \\boxed{4}\n</correct_solution>\n\nRewrite the correct solution into a "
+        "complete, self-contained solution to the problem, written as if you were solving it for the first time. Remove the "
+        "wrong attempts, the invalid derivations, the wrong intermediate results and every reference to earlier attempts, "
+        "feedback, checking or corrections. Present the correct reasoning in a logical order, keeping its intermediate "
+        "results. The final answer must be exactly the same as in the correct solution: end with \\boxed{4}.\nOutput only "
+        "the rewritten solution.")
+    (short,) = prompts.rewrite(x, turns("PLAIN"), turns("PLAIN"), "y", "4")
+    assert short["content"].startswith("PLAIN\n\nBelow is a solution to this problem that was verified to be correct.\n\n<corr")
+    (blind,) = prompts.rewrite(x, turns("PLAIN"), prompts.restart(x, "qwen3", "draft"), "y", "4")
+    assert "[Earlier attempt]\ndraft\n\n[Problem prompt]\nReview your" in blind["content"]
+    for verifier, ending in (("code", "in a single ```python code block.\nOutput"),
+                             ("judge", 'end with "Final answer:" followed by it.\nOutput')):
+        other = Problem("a", "b", "X?", verifier, tests={"type": "stdin"})
+        assert ending in prompts.rewrite(other, turns("PLAIN"), turns("PLAIN"), "y", None)[0]["content"]
+
+
+def test_the_prompts_of_teachers():
+    (both,) = prompts.sdpo_teacher(turns("X"), "Y", "F")
+    assert both["content"] == ("X\nCorrect solution:\n\nY\nThe following is feedback from your unsuccessful earlier "
+                               "attempt:\n\nF\n\nCorrectly solve the original question.")
+    assert prompts.sdpo_teacher(turns("X"), None, None)[0]["content"] == "X\n\nCorrectly solve the original question."
+    analysis = prompts.analyze(turns("X"), "Y {skill}", 0, "F")[0]["content"]
+    assert "it is incorrect.\nF\n\n" in analysis and '{"summary": ' in analysis and "Y {skill}" in analysis
+    assert prompts.with_skill(turns("X"), "K")[0]["content"].endswith("\nK")
 
 
 def test_sft_is_the_cross_entropy():
