@@ -747,6 +747,23 @@ def test_the_updates_of_the_paper(problems, calls, updates):
     assert math.ceil(online.groups(problems, calls, 8) / 32) == updates
 
 
+def test_seeds_collection_ends_with_its_sft(scripted, toy, tmp_path, monkeypatch):
+    """Two of ten batches teach nothing but the skills; a crash within the SFT repeats it."""
+    monkeypatch.setattr(seed, "skill_of", lambda text: text.strip() or None)
+    more = "--calls", "8", "--batch", "1"
+    seed.main(flags(toy, tmp_path / "whole", *more))
+    lines = untimed(tmp_path / "whole" / "seed.jsonl")
+    assert [line["tokens"] == 0 for line in lines] == [True] * 2 + [False] * 8
+    assert lines[1]["analyses"] > 0 and lines[0]["trained_tokens"] == 0 < lines[1]["trained_tokens"]
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, sft, "loss", 2, False)
+        seed.main(flags(toy, tmp_path / "torn", *more))
+    assert policies.newest_step(str(tmp_path / "torn" / "adapter")) == 1
+    seed.main(flags(toy, tmp_path / "torn", *more))
+    found, expected = (contents(tmp_path / name, "seed") for name in ("torn", "whole"))
+    assert [a == b for a, b in zip(found, expected)] == [True] * 5
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # SFT's runs
 
