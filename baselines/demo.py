@@ -13,9 +13,8 @@ from report import measures
 RATES = 3e-4, 1e-3
 ONLINE = {"GRPO": grpo, "SDPO": sdpo, "SCoRe": score}
 HONEST = (
-    "What this shows: each method learns here, and what that costs. What it does not show: a ranking. One model, one "
-    "seed, and two rates that were not tuned; the rate decides more than the method. Reward alone finds the careful "
-    "style, since it is one of two modes: nothing here is hard enough to need feedback.")
+    "What this shows: that each method learns here, and what it costs. What it does not show: a ranking. It is one model "
+    "and one seed, and the two rates were not tuned.")
 
 
 def compare(demo, command):

@@ -485,13 +485,12 @@ def pull(policy, prompt, generator):
     return Sample([ARMS[arm]], str(arm), [float(p[arm].log())], "stop", len(prompt))
 
 
-def train_bandit(policy, batch_of, loss_of_batch, updates=30, after=lambda: None):
+def train_bandit(policy, batch_of, loss_of_batch, updates=30, lr=1e-2):
     """batch_of(generator) -> Items."""
-    optimizer, generator = policies.adam(policy, 1e-2), torch.Generator().manual_seed(1)
-    args = online.flags.UpdateArgs(1e-2, math.inf, "reverse_kl", 10**6, 0)
+    optimizer, generator = policies.adam(policy, lr), torch.Generator().manual_seed(1)
+    args = online.flags.UpdateArgs(lr, math.inf, "reverse_kl", 10**6, 0)
     for _ in range(updates):
         online.distill.optimizer_step(policy, optimizer, batch_of(generator), loss_of_batch, args)
-        after()
 
 
 PROMPT = [5, 6, 7]
@@ -510,6 +509,47 @@ def test_grpo_solves_a_bandit(toy):
 
     train_bandit(policy, batch, lambda rows: online.policy_loss(policy, rows))
     assert arm_probabilities(policy, PROMPT)[1] > 0.95
+
+
+def second_prompt(arm):
+    """Turn 2 sees turn 1."""
+    return [*PROMPT, ARMS[arm], 9]
+
+
+def score_batch(policy, generator, stage):
+    """Four groups of four trajectories; right is the second arm."""
+    options, items = Namespace(bonus=10.0, credit="turn"), []
+    for _ in range(4):
+        pairs = []
+        for _ in range(4):
+            y1 = pull(policy, PROMPT, generator)
+            x2 = second_prompt(int(y1.text))
+            pairs.append((y1, x2, pull(policy, x2, generator)))
+        paid = [score.rewards(int(y1.text), int(y2.text), stage, options) for y1, _, y2 in pairs]
+        for turn in (0, 1):
+            beta = 0.01 + (0.25 if (stage, turn) == (1, 0) else 0)
+            values = online.advantages([reward[turn] for reward in paid])
+            for (y1, x2, y2), a in zip(pairs, values):
+                items.append(online.Item((PROMPT, x2)[turn], (y1, y2)[turn], {}, a, beta=beta))
+    return items
+
+
+def test_score_solves_a_bandit_of_two_turns(toy):
+    """Stage 1 raises the second turn and leaves the first about where it was; stage 2 mends what is wrong."""
+    policy = toy_policy(toy)
+    with torch.no_grad():          # the start is the reference, as in a run
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.zero_()
+    loss_of_batch = lambda rows: online.policy_loss(policy, rows, high=0.2, with_reference=True)  # noqa: E731
+    second_turn = lambda: [float(arm_probabilities(policy, second_prompt(arm))[1]) for arm in (0, 1)]  # noqa: E731
+    start, before = arm_probabilities(policy, PROMPT), second_turn()
+    train_bandit(policy, lambda g: score_batch(policy, g, 1), loss_of_batch, updates=40, lr=1e-3)
+    now, after = arm_probabilities(policy, PROMPT), second_turn()
+    assert (now * (now / start).log()).sum() < 0.05
+    assert now @ torch.tensor(after) > start @ torch.tensor(before)
+    train_bandit(policy, lambda g: score_batch(policy, g, 2), loss_of_batch, updates=40, lr=1e-3)
+    assert second_turn()[0] > 0.95 > after[0]
 
 
 def test_sdpo_solves_a_bandit_whose_teacher_names_the_arm(toy):
