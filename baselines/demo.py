@@ -13,8 +13,8 @@ from report import measures
 RATES = 3e-4, 1e-3
 ONLINE = {"GRPO": grpo, "SDPO": sdpo, "SCoRe": score}
 HONEST = (
-    "What this shows: that each method learns here, and what it costs. What it does not show: a ranking. It is one model "
-    "and one seed, and the two rates were not tuned.")
+    "What this shows: that each method learns here, and what it costs. What it does not show: a ranking. It is one "
+    "model and one seed, and the two rates were not tuned.")
 
 
 def compare(demo, command):
