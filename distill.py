@@ -85,14 +85,7 @@ def draw_context(contexts, seed, step, problem, occurrence=0):
 
 def update(policy, optimizer, rows, args):
     """One optimizer step on Eq. 3; rows: this rank's. -> metrics of the batch of all ranks."""
-    batches = micro_batches(rows, args.micro_tokens)
-    # Eq. 3 divides by the tokens of the whole batch, of all micro-batches and ranks. So the
-    # gradient does not depend on how the batch is cut; a mean of means would favour short answers.
-    N = sum(ranks.all_gather([sum(len(row.y.token_ids) for row in rows)]))
-    # A sharded model needs all ranks at each pass: one with fewer micro-batches runs empty ones.
-    passes = ranks.all_gather([len(batches)])                                      # of each rank
-    stats = Stats()
-    for batch in batches + [[]] * (max(passes) - len(batches)):
+    def eq3(batch):
         y, log_mu, lengths = packed(batch, policy.head.device)                     # [T], [T]
         # The teacher is the same current policy, adapter included: what it knows more is c alone.
         # No gradient through q, or the teacher would come down to meet the student.
@@ -103,25 +96,32 @@ def update(policy, optimizer, rows, args):
         sums = {}
         loss, _ = distill_loss(p, q, policy.head, y, log_mu, temperature=policy.temperature,
                                kind=args.divergence, tau=args.tau, stats=sums)     # sum of w_i D_i
+        return loss, Stats.of(loss, sums)
+    N, stats, grad_norm = optimizer_step(policy, optimizer, rows, eq3, args)
+    return sum(stats, Stats()).metrics(N, len(policy.head), grad_norm)
+
+
+def optimizer_step(policy, optimizer, rows, loss_of_batch, args):
+    """One step on the token mean of a loss over the rows of all ranks; rows: this rank's.
+
+    loss_of_batch(rows, perhaps none) -> (sum over tokens, numbers). -> (N, these, gradient norm).
+    """
+    batches = micro_batches(rows, args.micro_tokens)
+    # Eq. 3 divides by the tokens of the whole batch, of all micro-batches and ranks. So the
+    # gradient does not depend on how the batch is cut; a mean of means would favour short answers.
+    N = sum(ranks.all_gather([sum(len(row.y.token_ids) for row in rows)]))
+    # A sharded model needs all ranks at each pass: one with fewer micro-batches runs empty ones.
+    passes = ranks.all_gather([len(batches)])                                      # of each rank
+    stats = []
+    for batch in batches + [[]] * (max(passes) - len(batches)):
+        loss, numbers = loss_of_batch(batch)
         # FSDP averages gradients over the ranks: times their number gives the sum.
         (loss * len(passes) / N).backward()                                        # Eq. 3
-        stats += Stats.of(loss, sums)
+        stats.append(numbers)
     grad_norm = policy.clip_gradients(args.max_grad_norm)
     optimizer.step()
     optimizer.zero_grad()
-    return stats.metrics(N, len(policy.head), grad_norm)
-
-
-def micro_batches(rows, most):
-    """Lists of rows of at most `most` tokens, student and teacher; one row may be larger."""
-    batches, room = [], 0
-    for row in sorted(rows, key=Row.tokens):
-        if row.tokens() > room:
-            batches.append([])
-            room = most
-        batches[-1].append(row)
-        room -= row.tokens()
-    return batches
+    return N, stats, grad_norm
 
 
 @dataclass
@@ -142,6 +142,18 @@ class Row:
 
 # --------------------------------------------------------------------------------------------------
 # Its tensors and its numbers
+
+
+def micro_batches(rows, most):
+    """Lists of rows of at most `most` tokens, student and teacher; one row may be larger."""
+    batches, room = [], 0
+    for row in sorted(rows, key=lambda row: row.tokens()):
+        if row.tokens() > room:
+            batches.append([])
+            room = most
+        batches[-1].append(row)
+        room -= row.tokens()
+    return batches
 
 
 def packed(batch, device):

@@ -74,8 +74,9 @@ def importance_weights(train_logprobs, sampler_logprobs, cap=2.0):
     From log-probabilities [T] of the sampled tokens: the training engine's, and the sampling
     engine's after temperature and top-p.
     """
-    log_p_y = train_logprobs.detach().float()
-    log_mu = sampler_logprobs.detach().float()
+    dtype = torch.promote_types(train_logprobs.dtype, torch.float32)
+    log_p_y = train_logprobs.detach().to(dtype)
+    log_mu = sampler_logprobs.detach().to(dtype)
     ratio = (log_p_y - log_mu).exp()
     return ratio.clamp(max=cap)
 
@@ -122,9 +123,7 @@ def distill_loss(student_hidden, teacher_hidden, lm_head_weight, token_ids, samp
     if chunk is None:
         row_bytes = 4 * lm_head_weight.shape[0]
         chunk = max(1, CHUNK_BYTES[student_hidden.device.type] // row_bytes)
-    if lm_head_weight.device.type == "cpu":  # see _matmul
-        dtype = torch.promote_types(lm_head_weight.dtype, torch.float32)
-        lm_head_weight = lm_head_weight.detach().to(dtype)
+    lm_head_weight = _head(lm_head_weight)
     return _DistillLoss.apply(student_hidden, teacher_hidden, lm_head_weight, token_ids,
                               sampler_logprobs, temperature, kind, tau, cap, chunk, stats)
 
@@ -225,6 +224,13 @@ def _matmul(x, matrix, out=None):
     return torch.mm(x, matrix, out=out)
 
 
+def _head(weight):
+    """The frozen head as `_matmul` takes it."""
+    if weight.device.type == "cpu":
+        return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    return weight.detach()
+
+
 def _log_softmax(hidden, weight, temperature, logits, out):
     """Log-probabilities [n, V] of hidden states [n, d], into out; logits: a buffer [n, V]."""
     hidden = hidden.to(weight.dtype)
@@ -263,3 +269,64 @@ def _terms(p, s, t, free, kind):
     g.mul_(q).mul_(0.5)
     g.add_(slope)
     return g, slope
+
+
+# --------------------------------------------------------------------------------------------------
+# Any other loss in little memory: the baselines'
+
+
+def chunked(hidden, head, temperature, per_token, chunk=None):
+    """The sum of a loss over T tokens, with [chunk, V] log-probabilities at a time.
+
+    hidden: [T, d], T may be 0; head: [V, d], frozen; temperature > 0 divides the logits.
+    per_token(logp, c): the sum over the tokens of the slice c, 0-dim, of their log-probabilities
+        logp [n, V], float32 (float64 from float64); autograd goes through logp alone.
+    -> the sum, 0-dim. Its gradient goes to `hidden` only, in its dtype; without one, per_token runs
+    without a graph.
+    """
+    weight = _head(head)
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    # Half as many tokens as distill_loss: the graph of a formula keeps up to eight such buffers.
+    chunk = chunk or max(1, CHUNK_BYTES[weight.device.type] // (8 * len(weight)))
+    is_trained = hidden.requires_grad and torch.is_grad_enabled()
+    total = torch.zeros((), dtype=dtype, device=weight.device)
+    grad = torch.zeros(hidden.shape, dtype=dtype, device=weight.device)                     # [T, d]
+    for i in range(0, len(hidden), chunk):
+        c = slice(i, i + chunk)
+        logits = _logits(hidden[c].detach(), weight, temperature)                           # [n, V]
+        logits.requires_grad_()
+        with torch.set_grad_enabled(is_trained):
+            logp = logits.log_softmax(-1)
+            loss = per_token(logp, c)
+        if loss.requires_grad:
+            (slope,) = torch.autograd.grad(loss, logits)
+            slope = slope.to(weight.dtype)
+            grad[c] = _matmul(slope, weight) / temperature
+        total += loss.detach()
+    return _WithGradient.apply(hidden, total, grad)
+
+
+def log_probabilities(hidden, head, temperature):
+    """log policy over the vocabulary, [n, V], of hidden states [n, d]; without gradient."""
+    with torch.no_grad():
+        return _logits(hidden, _head(head), temperature).log_softmax(-1)
+
+
+def _logits(hidden, weight, temperature):
+    return _matmul(hidden.to(weight.dtype), weight.T).div_(temperature)
+
+
+class _WithGradient(torch.autograd.Function):
+    """A value whose gradient is known already."""
+
+    @staticmethod
+    def forward(ctx, hidden, value, grad):
+        ctx.save_for_backward(grad)
+        ctx.hidden_dtype = hidden.dtype
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_value):
+        (grad,) = ctx.saved_tensors
+        return (grad * grad_value).to(ctx.hidden_dtype), None, None

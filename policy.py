@@ -70,6 +70,10 @@ class Policy:
         predicting = torch.tensor(predicting, dtype=torch.long, device=device)           # [T]
         return output.last_hidden_state[0, predicting]                                   # [T, d]
 
+    def reference(self):
+        """A block in which the model is the frozen one, without its adapter."""
+        return self.model.disable_adapter()
+
     def clip_gradients(self, max_norm):
         """Scale the gradients down to `max_norm`, over all ranks. -> their norm before, a float."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
@@ -153,7 +157,7 @@ class Files:
     folder: str                    # of the checkpoints
     done: int                      # the last update that stands there, 0: none
     metrics: TextIO | None         # distill.jsonl, open for more lines (rank 0 only)
-    samples: TextIO | None         # samples.jsonl, likewise
+    samples: TextIO | None = None  # samples.jsonl, likewise
 
 
 @dataclass
@@ -170,6 +174,7 @@ class Trainer:
     bar: tqdm | None = None        # of the steps
     step_bar: tqdm | None = None   # of the responses of a step
     tokens: int = 0                # sampled in this step, on this rank
+    more: dict | None = None       # what else the checkpoint holds: a baseline's
 
     def adapter(self):
         """The folder of the current adapter; None before the first update."""
@@ -307,9 +312,9 @@ def start_trainer(args, seed, settings, engine, openings, files):
             config, settings, args, lengths, lora_rank=LORA_RANK, world=world)
         policy = load_policy(settings, newest, seed, recompute_every, device)
     optimizer = adam(policy, args.lr)
-    if newest:
-        load_checkpoint(policy, optimizer, newest)
-    return Trainer(args, seed, settings, engine, policy, optimizer, files, files.done)
+    more = load_checkpoint(policy, optimizer, newest) if newest else None
+    return Trainer(
+        args, seed, settings, engine, policy, optimizer, files, files.done, more=more)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -336,24 +341,27 @@ def whole_folder(path):
     os.replace(part, path)
 
 
-def save_checkpoint(policy, optimizer, folder, step):
+def save_checkpoint(policy, optimizer, folder, step, more=None):
     """Write `folder`/step_K, then the newest adapter into `folder`; keep the last two steps.
 
-    Every rank takes part; rank 0 writes. Errors: BadInput, if the disk takes no more.
+    more: {name: whole tensor or number} besides; `load_checkpoint` returns it. Every rank takes
+    part; rank 0 writes. Errors: BadInput, if the disk takes no more.
     """
     state = optimizer_state(policy, optimizer)
     weights = adapter_weights(policy)
     with all_ranks_ok():
         if is_main():
-            contents = checkpoint_files(policy, step, state, weights)
+            resumed = {"step": step, "optimizer": state, "rng": torch.get_rng_state()}
+            resumed |= {"more": more} if more else {}
+            contents = checkpoint_files(policy, resumed, weights)
             write_checkpoint(folder, step, contents)
 
 
-def checkpoint_files(policy, step, state, weights):
+def checkpoint_files(policy, resumed, weights):
     """{name: bytes} of a checkpoint: the adapter as PEFT keeps it, and what a resume needs."""
     from safetensors.torch import save as safetensors_bytes
     resume_state = io.BytesIO()
-    torch.save({"step": step, "optimizer": state, "rng": torch.get_rng_state()}, resume_state)
+    torch.save(resumed, resume_state)
     config = policy.model.peft_config["default"].to_dict()
     config = {key: sorted(v) if isinstance(v, set) else v for key, v in config.items()}
     return {
@@ -408,7 +416,7 @@ def update_latest(folder, step):
 def load_checkpoint(policy, optimizer, path):
     """Put back the optimizer and the random state of a checkpoint; load_policy read its adapter.
 
-    Errors: BadInput, if it is damaged.
+    -> `more` of save_checkpoint. Errors: BadInput, if it is damaged.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
     with all_ranks_ok():
@@ -419,6 +427,7 @@ def load_checkpoint(policy, optimizer, path):
     options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
     set_optimizer_state_dict(policy.model, optimizer, content["optimizer"], options=options)
     torch.set_rng_state(content["rng"])
+    return content.get("more")
 
 
 def damaged(path, error):
@@ -427,22 +436,22 @@ def damaged(path, error):
                     "that folder (distill.py then goes on after the step before it).")
 
 
-def resume(out, done):
-    """The Files of the run in `out` after update `done`, 0: a new one.
+def resume(out, done, journals=("distill.jsonl", "samples.jsonl")):
+    """The Files of the run in `out` after update `done`, 0: a new one; journals: their names.
 
     What a crash left half done is ended, by rank 0. Errors: BadInput, if a checkpoint is damaged.
     """
     folder = os.path.join(out, "adapter")
     if not is_main():
-        return Files(folder, done, None, None)
+        return Files(folder, done, None)
     if done:
         try:
             update_latest(folder, done)
         except FileNotFoundError as error:
             raise damaged(os.path.dirname(error.filename), error) from None
-    _, metrics = journal.open_journal(os.path.join(out, "distill.jsonl"), last_step=done)
-    _, samples = journal.open_journal(os.path.join(out, "samples.jsonl"), last_step=done)
-    return Files(folder, done, metrics, samples)
+    paths = [os.path.join(out, name) for name in journals]
+    files = [journal.open_journal(path, last_step=done)[1] for path in paths]
+    return Files(folder, done, *files)
 
 
 def merge(settings, adapter, folder):

@@ -152,6 +152,43 @@ BLOCK = (
     "unsure of.")
 
 
+# The baselines (C.5, E.3): the rewriting of SFT and the teacher of SDPO are the paper's, SEED's two
+# are ours.
+SESSION = (
+    "Below is an earlier solving session for this problem: earlier attempts, the feedback on them, "
+    "and a final solution that was verified to be correct.\n\n<session>\n{transcript}\n</session>")
+NO_SESSION = "Below is a solution to this problem that was verified to be correct."
+REWRITE = (
+    "{problem}\n\n{session}\n\n<correct_solution>\n{solution}\n</correct_solution>\n\nRewrite the "
+    "correct solution into a complete, self-contained solution to the problem, written as if you "
+    "were solving it for the first time. Remove the wrong attempts, the invalid derivations, the "
+    "wrong intermediate results and every reference to earlier attempts, feedback, checking or "
+    "corrections. Present the correct reasoning in a logical order, keeping its intermediate "
+    "results. {ending}\nOutput only the rewritten solution.")
+REWRITE_ENDING = {
+    "math": (
+        "The final answer must be exactly the same as in the correct solution: end with "
+        "\\boxed{{answer}}."),
+    "code": (
+        "The final answer must be the same complete program as in the correct solution, in a "
+        "single ```python code block."),
+    "judge": (
+        "The final answer must be exactly the same as in the correct solution: end with \"Final "
+        "answer:\" followed by it."),
+}
+SDPO_TEACHER = "{problem}{solution}{feedback}\n\nCorrectly solve the original question."
+SDPO_SOLUTION = "\nCorrect solution:\n\n{solution}"
+SDPO_FEEDBACK = (
+    "\nThe following is feedback from your unsuccessful earlier attempt:\n\n{feedback}")
+ANALYZE = (
+    "{problem}\n\n<attempt>\n{response}\n</attempt>\n\nThe attempt above was graded: it is "
+    "{verdict}.{feedback}\n\nWrite down what is to be learned from it. After a correct attempt the "
+    "skill is the workflow that led to it, after an incorrect one a rule that avoids its mistake; "
+    "it must help with this task and not give its answer away. Reply with one JSON object and "
+    "nothing else: {\"summary\": \"what the attempt did\", \"skill\": \"the skill\"}")
+WITH_SKILL = "{problem}\n\nA skill that may help with this task:\n{skill}"
+
+
 def fill(template, **fields):
     """`template` with each {name} of `fields` replaced, in one pass.
 
@@ -270,3 +307,54 @@ def judge(problem, response):
         response=response,
         criterion=CRITERIA[problem.criterion])
     return [user(text)]
+
+
+def instead(opening, content):
+    """-> the opening with another user turn; its system turn, if any, stays."""
+    *system, _ = opening
+    return system + [user(content)]
+
+
+def rewrite(problem, opening, context, solution, answer):
+    """-> messages that ask for a self-contained form of the right answer to `context` (SFT, E.3).
+
+    answer: the content of the last box of `solution`, for math.
+    """
+    first = opening[-1]["content"]
+    session, turns = NO_SESSION, [turn for turn in context if turn["role"] != "system"][1:]
+    if turns:
+        transcript = "\n\n".join(labelled(problem, turn) for turn in turns)
+        session = fill(SESSION, transcript=transcript)
+    ending = fill(REWRITE_ENDING[problem.verifier], answer=answer or "")
+    text = fill(REWRITE, problem=first, session=session, solution=solution, ending=ending)
+    return instead(opening, text)
+
+
+def labelled(problem, turn):
+    """A turn of the transcript under its label; a user turn without a verdict is no feedback."""
+    label = "[Earlier attempt]"
+    if turn["role"] == "user":
+        checked = CODE_FEEDBACK if problem.verifier == "code" else CHECKED_FEEDBACK
+        start = checked.partition(" {verdict}")[0]
+        label = "[Feedback]" if turn["content"].startswith(start) else "[Problem prompt]"
+    return f"{label}\n{turn['content']}"
+
+
+def sdpo_teacher(opening, solution, feedback):
+    """-> messages of SDPO's teacher; a text that is None is left out."""
+    return instead(opening, fill(
+        SDPO_TEACHER, problem=opening[-1]["content"],
+        solution=fill(SDPO_SOLUTION, solution=solution) if solution else "",
+        feedback=fill(SDPO_FEEDBACK, feedback=feedback) if feedback else ""))
+
+
+def analyze(opening, response, reward, feedback):
+    """-> messages of SEED's analyzer."""
+    return instead(opening, fill(
+        ANALYZE, problem=opening[-1]["content"], response=response,
+        verdict="correct" if reward else "incorrect", feedback=feedback and f"\n{feedback}"))
+
+
+def with_skill(opening, skill):
+    """-> messages of SEED's teacher."""
+    return instead(opening, fill(WITH_SKILL, problem=opening[-1]["content"], skill=skill))

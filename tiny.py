@@ -2,6 +2,7 @@
 
     python tiny.py [--seed 1] [--out out/tiny]    # a model; explore, distill, evaluate; tables
     python tiny.py --ablations                    # explore with each ablation of App. G.2, G.3
+    python tiny.py --baselines                    # the paper's rivals, at two learning rates
     python tiny.py --seeds 5                      # the figures of five models
 
 The model (benches/tiny_model.py) adds 3-digit numbers in two styles, and is taught to get stuck as
@@ -16,6 +17,7 @@ import engines  # noqa: F401 (first: it sets how OpenMP threads wait, before tor
 import distill
 import evaluate
 import explore
+from baselines import demo as rivals
 from common import journal, outputs
 from common.errors import exit_with_sentence, read_jsonl
 from common.flags import Parser, positive_int
@@ -32,7 +34,8 @@ MAX_TOKENS = 64  # response limit; a careful answer has about 40, a careless one
 def command(script, *flags):
     """Run a script's main() here, under the command line that does the same by itself."""
     flags = [str(flag) for flag in flags]
-    print(f"\n$ python {script.__name__}.py {' '.join(flags)}", flush=True)
+    path = script.__name__.replace(".", "/")
+    print(f"\n$ python {path}.py {' '.join(flags)}", flush=True)
     script.main(flags)
 
 
@@ -267,7 +270,7 @@ def claim_outputs(args):
         outputs.claim_run(args.out, "tiny.json", written, [])
 
 
-def main(argv=None):
+def arguments(argv):
     parser = Parser(
         description="Make a tiny model and run the whole method on it.")
     add = parser.add_argument
@@ -275,9 +278,15 @@ def main(argv=None):
     add("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")
     add("--ablations", action="store_true",
         help="explore with each ablation of App. G.2 and G.3 instead")
+    add("--baselines", action="store_true",
+        help="the demo, then GRPO, SDPO, SCoRe and SFT at two learning rates")
     add("--seeds", type=positive_int, metavar="N",
         help="the demo and four ablations for seeds 1..N, each in OUT/seed_K (default: one demo)")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = arguments(argv)
     begin, demo = time.time(), Demo(args.out, args.seed)
     claim_outputs(args)
     with journal.lock(args.out):
@@ -290,6 +299,10 @@ def main(argv=None):
             print(f"\nPlot: {demo.path('ablations.png')}   {time.time() - begin:.0f} s in all")
             return
         demo.run()
+        if args.baselines:
+            rivals.main(demo, command)
+            print(f"{time.time() - begin:.0f} s in all")
+            return
         print_tables(demo)
         print_compute(demo, time.time() - begin)
         draw(demo)

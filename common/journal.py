@@ -132,17 +132,17 @@ def problem_hash(problem):
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def open_journal(path, last_step=None):
+def open_journal(path, last_step=None, key="step"):
     """-> (records, file): the whole lines of a JSON-lines file, and the file open for more of them.
 
     A line that a crash cut off is dropped with a note on stderr, and its bytes are cut from the file. `last_step`: so
-    are the lines of later steps, in a file that is in the order of its steps.
+    are the lines of later steps (their field `key`), in a file that is in the order of its steps.
     """
     records = []
     if os.path.exists(path):
         records = read_jsonl(path, torn_ok=True)
         if last_step is not None:
-            records = [record for record in records if record["step"] <= last_step]
+            records = [record for record in records if record[key] <= last_step]
         with open(path, "rb+") as file:
             for _ in records:
                 file.readline()
@@ -184,14 +184,19 @@ def synced(file):
         os.fsync(file.fileno())
 
 
-def open_rollouts(folder, settings, growable, problems):
+def open_rollouts(folder, settings, growable, problems, updates=None):
     """Open an exploration's files, or those of the run that goes on. -> ({(problem id, step): record}, rollouts.jsonl).
 
-    settings, growable: see `keep_settings`. Errors: BadInput, if the folder holds another run.
+    settings, growable: see `keep_settings`; updates: how many have a checkpoint, in a run that samples a batch for
+    each: later answers are cut. Errors: BadInput, if the folder holds another run.
     """
-    lines, file = open_journal(os.path.join(folder, "rollouts.jsonl"))
+    path = os.path.join(folder, "rollouts.jsonl")
+    lines, file = open_journal(path)
     keep_settings(os.path.join(folder, "explore.json"), settings, growable, empty=not lines)
     keep_problems(folder, problems, empty=not lines)
+    if updates is not None:        # not before the settings are known to be this run's
+        file.close()
+        lines, file = open_journal(path, last_step=updates - 1, key="updates")
     records = {(line["problem"], line["step"]): line for line in lines}
     if len(records) < len(lines):
         raise BadInput(f"{file.name} holds a problem's step twice: it was edited; name another folder with --out.")

@@ -6,7 +6,7 @@ import sys
 from common.errors import BadInput, read_jsonl
 from common.journal import read_json
 from report import measures
-from report.method import Method, method_of
+from report.method import BASELINES, Method, method_of
 
 
 @dataclasses.dataclass
@@ -136,10 +136,16 @@ def run_curves(path, attempts, last, settings, result):
     if updates:
         totals = [sum(pair) for pair in zip(curves["all"], forward)]
         curves |= {"update": forward, "trained": trained, "all": totals}
+    if settings.get("method") in BASELINES:  # each answer has its own part of its update
+        forward, trained = (measures.total_curve(attempts, last, name) for name in ("forward_tokens", "trained_tokens"))
+        totals = [sum(pair) for pair in zip(curves["all"], forward)]
+        curves |= {"update": forward, "trained": trained, "all": totals}
     if result:
         pairs = zip(curves["all"], trained)
         curves["petaflops"] = [measures.petaflops(result["parameters"], *pair) for pair in pairs]
         by = "completion_tokens" if settings.get("method") == "random" else "sample_seconds"
+        if settings.get("method") in BASELINES:
+            by = "step_seconds"
         curves["hours"] = measures.hour_curve(attempts, last, result["startup_seconds"], wall_seconds(attempts, result),
                                               result["gpus"], update_seconds, by)
     return curves

@@ -6,14 +6,17 @@ USUAL = {"memory": "leaf", "restart": 5, "tail": 2000, "compress": "tail", "upda
          "tau": None, "divergence": "reverse_kl"}
 
 
+BASELINES = {"grpo": "GRPO", "sdpo": "SDPO", "score": "SCoRe", "seed": "SEED", "sft": "SFT"}  # of baselines/
+
+
 @dataclass(frozen=True)
 class Method:
-    kind: str            # "leaf" | "random"
+    kind: str            # "leaf" | "random" | one of BASELINES
     changes: tuple = ()  # what of LEAF is changed (App. G.2, G.3): ((setting, its value as text), ...), as in USUAL
     folder: str = ""     # where its runs lie, if runs of the same method are compared with it
 
     def __str__(self):
-        text = "random sampling"
+        text = BASELINES.get(self.kind, "random sampling")
         if self.kind == "leaf":
             text = ", ".join(["LEAF", *(f"{setting} {value}" for setting, value in self.changes)])
         return f"{text} ({self.folder})" if self.folder else text
@@ -24,8 +27,8 @@ LEAF, RANDOM = Method("leaf"), Method("random")
 
 def method_of(kind, settings):
     """-> Method of a run of `kind` (explore.py's --method) with the `settings` of its explore.json."""
-    if kind == "random":
-        return RANDOM
+    if kind != "leaf":
+        return Method(kind)
     usual = USUAL | {"tau": 1e-3 if settings.get("bench") == "math500" else "inf"}
     changed = [name for name in usual if settings.get(name, usual[name]) != usual[name]]
     return Method("leaf", tuple((name, str(settings[name])) for name in changed))

@@ -6,16 +6,17 @@ single runs. The benches of training sets have the names that tables.py gives th
 
     exploration      Tables 11 and 13, 22 and 23, 25; 20: steps, mean accuracy, pass@k, tokens processed in M (Table 13
                      calls them generated, but they are PFLOPs / 2 N; Table 25 counts others, left out), PFLOPs, GPU
-                     hours, tokens per answer
+                     hours, tokens per answer. A step of SEED's is 16 where a seed's MATH run was cut
     repeats          Table 7: wrong answers, repeats
     paired           Table 8, LEAF against another memory: problems; repeats: LEAF, theirs, difference, from, to; fixes
     pooled           Table 9, a memory against random sampling: transitions, repeats, base frequency, ratio
-    tests            Tables 18 and 21: problems, avg@4, pass@4, tokens per answer, truncated, verifier faults
-    update           Table 19: forward and trained tokens, PFLOPs, GPU hours
+    tests            Tables 18 and 21 (a baseline's adapter by its name): problems, avg@4, pass@4, tokens per answer,
+                     truncated, verifier faults
+    update           Table 19, likewise: forward and trained tokens, PFLOPs, GPU hours
     traces           Table 27: problems; successful, failure contexts per problem; plain prompt; random, from other
                      problems, restart
     teacher          Tables 5 and 29: problems, teacher accuracy
-    correction       Table 28, the base model's rows: wrong to right, right to wrong, repeat, restart, mean
+    correction       Table 28, the base model's rows and SFT's: wrong to right, right to wrong, repeat, restart, mean
     internalization  Table 32: problems, base, update, rollout, relative gain
 """
 import csv
@@ -33,6 +34,8 @@ def number(text):
     """A cell; None where it is empty."""
     if not text:
         return None
+    if "/" in text:                # the seeds differ: steps
+        return text
     return float(text) if "." in text else int(text)
 
 

@@ -331,6 +331,13 @@ def test_speed_up_of_the_paper_is_over_all_its_models_and_benches(tmp_path):
     (paper.QWEN, "LEAF, update_every 1", 68.01, 80.48, None, 3557, 5.55),
     (paper.QWEN, "LEAF, update_every 2", 68.23, 80.80, None, 2302, 4.38),
     (paper.QWEN, "LEAF, update_every 5", 67.61, 80.53, None, 1463, 3.40),
+    (paper.QWEN, "GRPO", 63.00, 77.78, 29.3, 2494, 4.43),                # Table 1, of the baselines
+    (paper.QWEN, "SDPO", 62.87, 77.71, 29.2, 3277, 5.06),
+    (paper.QWEN, "SCoRe", 63.34, 78.65, 26.4, 3058, 5.09),
+    (paper.OLMO, "GRPO", 61.56, 78.00, 38.6, 2885, 9.58),
+    (paper.OLMO, "SDPO", 61.64, 78.31, 38.4, 3843, 10.46),
+    (paper.OLMO, "SCoRe", 64.05, 82.73, 43.9, 4401, 12.33),
+    (paper.OLMO, "SEED", 61.54, 77.47, 37.5, 3796, 9.43),
     (paper.OLMO, "random sampling", 61.68, 78.15, 46.3, 676, 3.42),
     (paper.OLMO, "LEAF", 69.20, 84.50, 87.3, 1275, 6.43),
     (paper.OLMO, "LEAF, memory no-response", 63.16, 82.49, 68.3, 998, 5.77),
@@ -375,6 +382,37 @@ def test_the_papers_other_tables_agree_with_themselves():
                                    (paper.OLMO, "base model", 59.87), (paper.OLMO, "adapter", 63.01)):
         averages = [paper.TESTS[model, bench, policy][1] for bench in ("lcb", "math500", "sciknoweval")]
         assert sum(averages) / 3 == pytest.approx(overall, abs=0.006)
+
+
+@pytest.mark.parametrize("model,policy,overall,hours", [
+    (paper.QWEN, "grpo", 63.10, 5.52), (paper.QWEN, "sdpo", 60.08, 5.82), (paper.QWEN, "score", 60.73, 5.57),
+    (paper.QWEN, "seed", 62.77, 6.72), (paper.QWEN, "sft", 58.16, 0.55), (paper.OLMO, "grpo", 60.43, 14.06),
+    (paper.OLMO, "sdpo", 57.68, 14.23), (paper.OLMO, "score", 59.27, 17.71), (paper.OLMO, "seed", 61.18, 14.56),
+    (paper.OLMO, "sft", 58.21, 0.52)])
+def test_the_papers_baselines_add_up(model, policy, overall, hours):
+    """Overall of Table 18, the sums of Table 19, and Table 3's ratio of lengths and gain over the base model."""
+    cells = [paper.TESTS[model, bench, policy] for bench in ("lcb", "math500", "sciknoweval")]
+    assert sum(cell[1] for cell in cells) / 3 == pytest.approx(overall, abs=0.01)  # two roundings of 0.005
+    found = [paper.UPDATE[model, bench, policy][-1] for bench in paper.TRAIN]
+    assert sum(found) == pytest.approx(hours, abs=0.016)
+
+
+def test_seeds_cells_add_up():
+    """Four cells of GPU hours and their sum, each rounded by 0.005."""
+    cells = [paper.EXPLORATION[paper.QWEN, bench, parsed("seed")] for bench in paper.BENCHES]
+    totals = [sum(cell[i] for cell in cells) for i in range(1, 6)]
+    assert totals[0] / 4 == pytest.approx(62.89, abs=0.01) and totals[1] / 4 == pytest.approx(77.96, abs=0.01)
+    assert totals[2] == pytest.approx(35.7, abs=0.25) and totals[3] == pytest.approx(4580, abs=2.5)
+    assert totals[4] == pytest.approx(7.87, abs=0.025)
+
+
+@pytest.mark.parametrize("policy,ratio,gain", [
+    ("grpo", 1.14, 2.12), ("sdpo", 0.98, -0.77), ("score", 1.01, 0.35), ("seed", 1.11, 2.33), ("sft", 0.93, -1.46)])
+def test_the_papers_table_3_follows(policy, ratio, gain):
+    pairs = [(paper.TESTS[model, bench, policy], paper.TESTS[model, bench, "base model"])
+             for model in (paper.QWEN, paper.OLMO) for bench in ("lcb", "math500", "sciknoweval")]
+    assert sum(ours[1] - base[1] for ours, base in pairs) / 6 == pytest.approx(gain, abs=0.006)
+    assert sum(ours[3] / base[3] for ours, base in pairs) / 6 == pytest.approx(ratio, abs=0.006)
 
 
 def test_a_torn_last_line_is_left_out_with_a_note(tmp_path, capsys):

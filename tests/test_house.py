@@ -26,9 +26,13 @@ FLOORS = [
     "distill",
     "report.tokens",
     "explore evaluate",
+    "baselines.online",
+    "baselines.grpo baselines.score baselines.sdpo baselines.sft",
+    "baselines.seed",
+    "baselines.demo",
     "tiny"]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names.split()}
-EMPTY = {"sandbox", "common"}  # whose __init__.py costs nothing to whoever imports a part
+EMPTY = {"sandbox", "common", "baselines"}  # whose __init__.py costs nothing to whoever imports a part
 # What one run in two does without, or --help and a mistyped flag: all else is imported at the top of its file.
 LAZY = {"torch", "transformers", "huggingface_hub", "vllm", "peft", "safetensors", "matplotlib", "flash_attn", "math_verify",
         "latex2sympy2_extended", "numpy", "pyarrow", "tokenizers"}
