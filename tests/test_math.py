@@ -160,8 +160,8 @@ def test_references_equal_themselves_and_their_solutions(math500):
 
 def test_other_references_are_wrong(math500):
     """Every reference as the answer to another problem. One pair is right: `x=5` where 5 is asked for."""
-    answers = [row["answer"] for row in math500]
-    pairs = [pair for pair in zip(answers, answers[7:] + answers[:7]) if pair[0] != pair[1]]
+    golds = [row["answer"] for row in math500]
+    pairs = [pair for pair in zip(golds, golds[7:] + golds[:7]) if pair[0] != pair[1]]
     assert len(pairs) > 450
     assert {pair for pair in pairs if answers.math_equal(*pair)} <= {("5", "x=5"), ("x=5", "5")}
 
