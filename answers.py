@@ -45,7 +45,8 @@ def squeeze(text):
     return "".join(text.split())
 
 
-# A verdict has four steps. 1: `plain_latex` writes equal things alike. 2: `items` takes lists apart,
+# A verdict has four steps. 1: `plain_latex` writes equal things alike. 2: `items` takes lists
+# apart,
 # as math-verify forgets how often an item stands there. 3: `equal_items` compares two items as
 # text, choice, interval or equation. 4: `equal_values` compares two values, exactly. What none
 # of them decides is math-verify's to say.
@@ -56,7 +57,8 @@ SIGNS = {
     "√": r"\sqrt ", "–": "-", "—": "-", "−": "-", "‐": "-", "∞": r"\infty ", "·": r"\cdot ",
     "⋅": r"\cdot ", "∙": r"\cdot ", "×": r"\times ", "÷": r"\div ", "˚": "°", "º": "°", "。": ".",
     "、": ",", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ",
-    "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∅": r"\emptyset ", "π": r"\pi ", "ℝ": r"\mathbb{R}",
+    "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∅": r"\emptyset ", "π": r"\pi ",
+    "ℝ": r"\mathbb{R}",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
     "¾": r"\frac{3}{4}", "⁄": "/", r"\varnothing": r"\emptyset", r"\leqslant": r"\le",
     r"\geqslant": r"\ge", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", r"\lbrace": r"\{",
@@ -102,15 +104,18 @@ def plain_signs(text):
 
 def plain_commands(text):
     """Without commands that only place or dress; roots and matrix rows in their usual form."""
-    text = re.sub(r"\\(?:displaystyle|textstyle|left(?![a-z])|right(?![a-z])|[bB]igg?[lr]?(?![a-zA-Z])|!)",
+    dress = r"\\(?:displaystyle|textstyle|(?:left|right)(?![a-z])|[bB]igg?[lr]?(?![a-zA-Z])|!)"
+    text = re.sub(dress,
                   "", text)
     text = re.sub(r"\\\\\s*\[[^\]]*\]", r"\\\\ ", text)  # \\[4pt] between rows
     text = re.sub(r"\\(?:math(?:rm|it|sf)|operatorname)\s*\{\s*([ei])\s*\}", r"\1", text)
-    text = re.sub(r"\\(?:mbox|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit)(?=\s*\{[^{}]{2})", r"\\text", text)
+    fonts = r"\\(?:mbox|text(?:bf|it|rm|normal)|math(?:rm|bf|it))(?=\s*\{[^{}]{2})"
+    text = re.sub(fonts, r"\\text", text)
     text = re.sub(r"\\(?:text|math)bf\s*\{(\d)\}", r"\1", text)
     text = re.sub(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
     if re.search(FUNCTIONS, text):  # there a degree is a number; elsewhere it is a unit
-        text = re.sub(r"(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-z]+)\s*\^\\circ", r"{(\\frac{\1\\pi}{180})}", text)
+        number = r"(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-z]+)\s*\^\\circ"
+        text = re.sub(number, r"{(\\frac{\1\\pi}{180})}", text)
     return text.replace("~", " ").replace("{:}", ":")
 
 
@@ -120,11 +125,15 @@ def plain_numbers(text):
     text = re.sub(r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"(?<![\d.])(\d*)\.(\d*)\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?",
                   lambda m: f"{m[1]}.{m[2]}\\overline{{{m[3]}{m[4] or ''}{m[5] or ''}}}", text)
-    text = re.sub(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{\s*(\d+)\s*\}|(\d))", repeating, text)
-    text = re.sub(r"\\?%|(?:\s|\\,)*(?:\\text\s*\{\s*percent(?:age)?\s*\}|\bpercent(?:age)?\b)", r"\%", text.replace(r"\%", "%"))
+    period = r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{\s*(\d+)\s*\}|(\d))"
+    text = re.sub(period, repeating, text)
+    word = r"\\text\s*\{\s*percent(?:age)?\s*\}|\bpercent(?:age)?\b"
+    text = re.sub(rf"\\?%|(?:\s|\\,)*(?:{word})", r"\\%", text)
     for word, power in SCALES.items():
-        text = re.sub(rf"(?<=[\d}}])(?:\\[,;: ]|\s)*(?:\\text\s*\{{\s*{word}s?\s*([^{{}}]*)\}}|{word}(?![a-z]))",
-                      lambda m: rf" \cdot 10^{{{power}}}" + (rf"\text{{{m[1]}}}" if m[1] else ""), text)
+        name = rf"\\text\s*\{{\s*{word}s?\s*([^{{}}]*)\}}|{word}(?![a-z])"
+        text = re.sub(rf"(?<=[\d}}])(?:\\[,;: ]|\s)*(?:{name})",
+                      lambda m: rf" \cdot 10^{{{power}}}" + (m[1] and rf"\text{{{m[1]}}}" or ""),
+                      text)
     return text
 
 
@@ -193,8 +202,9 @@ def is_set(text):
 def equal_lists(gold, answer):
     """Do two lists hold equal items equally often, in any order? A set holds each once."""
     left, right = items(gold), items(answer)
-    if is_set(gold) and gold.startswith(r"\{") or answer.startswith(r"\{"):
-        left, right = list(dict.fromkeys(map(squeeze, left))), list(dict.fromkeys(map(squeeze, right)))
+    if gold.startswith(r"\{") or answer.startswith(r"\{"):
+        left = list(dict.fromkeys(map(squeeze, left)))
+        right = list(dict.fromkeys(map(squeeze, right)))
     if len(left) != len(right) or len(left) > 60:
         return False
     if len(left) > 1 and units(left) != units(right) and any(units(left)) and any(units(right)):
@@ -217,12 +227,14 @@ def units(parts):
 
 WORD = r"[A-Za-z][A-Za-z .'/-]*"
 UNIT_WORDS = (
-    "cm|mm|km|dm|kg|mg|ml|ft|lbs?|mph|kmph|sec|min|hrs?|yrs?|gal|inch|inches|feet|foot|yards?|miles?|"
+    "cm|mm|km|dm|kg|mg|ml|ft|lbs?|mph|kmph|sec|min|hrs?|yrs?|gal|inch|inches|feet|foot|yards?|"
+    "miles?|"
     "degrees?|deg|hours?|minutes?|seconds?|days?|weeks?|months?|years?|dollars?|cents?|units?|"
     "square|sq|cubic|cu|ways?|met(?:er|re)s?|lit(?:er|re)s?|gallons?|pounds?|ounces?|grams?|"
     "students?|people|points?|acres?|coins?|apples?|digits?|integers?|tiles?")
 UNIT = re.compile(
-    rf"(?:\\[,;: ]|\s)*(\\text\s*\{{\s*\.?\s*({WORD})\}}|(?<=[\d\s}}])(?:{UNIT_WORDS})(?:\s+(?:{UNIT_WORDS}))*)"
+    rf"(?:\\[,;: ]|\s)*(\\text\s*\{{\s*\.?\s*({WORD})\}}"
+    rf"|(?<=[\d\s}}])(?:{UNIT_WORDS})(?:\s+(?:{UNIT_WORDS}))*)"
     r"\s*(?:/\s*\\text\s*\{[^{}]*\})?(?:\^\s*\{?-?\d\}?)?$")
 
 
@@ -271,7 +283,7 @@ def equal_items(gold, answer):
     gold, answer = unit_of(gold)[0], unit_of(answer)[0]
     if squeeze(gold) == squeeze(answer):
         return True
-    if set(gold + answer) & set("<>") or re.search(r"\\(?:[lg]eq?|neq?|[lg]t|cup|in|setminus|emptyset|mathbb)(?![a-z])", gold + answer):
+    if SET_SIGN.search(gold + answer):
         return equal_sets(gold, answer)
     return equal_equations(gold, answer)
 
@@ -340,17 +352,28 @@ def equal_percents(gold, answer):
 # MATH: sets and relations
 
 
+SET_SIGN = re.compile(
+    r"[<>]|\\(?:[lg]eq?|neq?|[lg]t|cup|in|setminus|emptyset|mathbb)(?![a-z])")
+SET_BUILDER = re.compile(
+    r"^\\\{\s*\w+\s*(?:\\in\s*\\mathbb\{R\}|\\in\s*\\R)?\s*(?:\\mid|\\vert|:|\|)(.*)\\\}$")
+
+
+def a_word(word):
+    """The pattern of a word between two inequalities, in \\text or bare."""
+    return rf",?\s*\\text\s*\{{\s*{word}\s*\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z])"
+
+
 def set_of(text):
-    """-> the sympy set of an interval, a union, or inequalities in one variable; None for others."""
-    text = re.sub(r"^\\\{\s*\w+\s*(?:\\in\s*\\mathbb\{R\}|\\in\s*\\R)?\s*(?:\\mid|\\vert|:|\|)(.*)\\\}$", r"\1", text.strip())
+    """-> the sympy set of an interval, a union, or inequalities in one variable; else None."""
+    text = SET_BUILDER.sub(r"\1", text.strip())
     text = re.sub(r"^\s*[a-zA-Z]\s*\\in(?![a-z])\s*", "", text).strip()
     if squeeze(text) in (r"\{\}", r"\emptyset"):
         return expression(r"\emptyset")
-    either = top_level(text, r",?\s*\\text\s*\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\vee(?![a-z])")
+    either = top_level(text, rf"{a_word('or')}|\\vee(?![a-z])")
     if len(either) > 1:
         sets = list(map(set_of, either))
         return None if None in sets else sets[0].union(*sets[1:])
-    both = top_level(text, r",?\s*\\text\s*\{\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\wedge(?![a-z])|,")
+    both = top_level(text, rf"{a_word('and')}|\\wedge(?![a-z])|,")
     if len(both) > 1 and set(text) & set("<>"):
         sets = list(map(set_of, both))
         return None if None in sets else sets[0].intersect(*sets[1:])
@@ -374,7 +397,7 @@ def equal_sets(gold, answer):
 
 
 def equal_relations(gold, answer):
-    """Are two equations (or inequalities) multiples of one another, or what math-verify calls equal?"""
+    """Are two equations (or inequalities) multiples of one another, or equal to math-verify?"""
     left, right = expression(gold), expression(answer)
     if not (getattr(left, "is_Relational", False) and getattr(right, "is_Relational", False)):
         return asked(left, right)
@@ -419,7 +442,8 @@ def expression(text):
 
     if not re.search(r"\\int|\}\s*\{\s*d", text):  # dm is a product, but in an integral or dy/dx
         text = re.sub(r"(?<![a-zA-Z\\])d(?=[a-zA-Z](?![a-zA-Z]))", r"(d)", text)
-    normal = NormalizationConfig(basic_latex=True, malformed_operators=True, nits=True, boxed="none")
+    normal = NormalizationConfig(
+        basic_latex=True, malformed_operators=True, nits=True, boxed="none")
     try:
         value = latex2sympy(
             normalize_latex(text, normal), is_real=True, convert_degrees=False,
@@ -467,7 +491,8 @@ def points(symbols):
     ordered = sorted(symbols, key=str)
     for i in range(POINTS):
         signs = [1] if i < POINTS // 2 else [1, -1] if i % 2 else [-1, 1]
-        yield {symbol: signs[k % len(signs)] * Rational(number.randint(20, 99), number.randint(7, 19))
+        values = [Rational(number.randint(20, 99), number.randint(7, 19)) for _ in ordered]
+        yield {symbol: signs[k % len(signs)] * values[k]
                for k, symbol in enumerate(ordered)}
 
 
@@ -550,18 +575,15 @@ def number_base(text):
     return match and match[1]
 
 
-def math_equal(gold, answer, strict=False):
+def math_equal(gold, answer):
     """Does the LaTeX `answer` (content of a box) equal the reference `gold`?
 
     For the main thread of a process only: a signal stops it after 5 s. An answer that cannot be
-    read or compared is wrong. strict: math-verify's bare verdict, without anything above.
+    read or compared is wrong.
     """
-    from math_verify import parse, verify
     from math_verify.errors import TimeoutException
     from math_verify.utils import timeout
 
-    if strict:
-        return verify(parse(rf"\boxed{{{gold}}}"), parse(rf"\boxed{{{answer}}}"))
     try:
         return bool(timeout(5)(judged)(gold, answer))
     except (Exception, TimeoutException):
@@ -580,7 +602,7 @@ def judged(gold, answer):
     choice = choice_of(gold)
     if choice and choice == choice_of(answer):
         return True
-    if "<" in gold + answer or ">" in gold + answer or re.search(r"\\(?:[lg]eq?|neq?|in|cup|emptyset|mathbb)(?![a-z])", gold + answer):
+    if SET_SIGN.search(gold + answer):
         return equal_items(gold, answer)
     if is_set(gold) and bracketed(answer) or is_set(answer) and bracketed(gold):
         return False
