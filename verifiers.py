@@ -67,7 +67,7 @@ def math_verdict(problem, response, ask):
     if answer is None:
         return Verdict(0, 0, "", None)
     signature, fault = squeeze(answer), None
-    # equal texts need no worker, and are equal even where math-verify cannot read them
+    # equal texts need no worker, and are equal even where no parser reads them
     equal = signature == squeeze(problem.answer)
     if not equal and len(answer) <= LONGEST_ANSWER:
         equal, fault = ask(problem.answer, answer)
