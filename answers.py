@@ -6,6 +6,8 @@ import re
 import sys
 from decimal import Decimal, InvalidOperation
 
+from common.math_items import judged
+
 sys.set_int_max_str_digits(50_000)  # tests and values may hold such numbers, as in LCB's runner
 
 # --------------------------------------------------------------------------------------------------
@@ -39,71 +41,29 @@ def last_boxed(text):
     return None
 
 
-def squeeze(text):
-    """`text` without white space."""
-    return "".join(text.split())
-
-
-SUPERSCRIPTS = {ord("²"): "2", ord("³"): "3"}
-# signs of Unicode that LaTeX has names for
-SIGNS = {"√": r"\sqrt ", "–": "-", "—": "-", "∞": r"\infty ", r"\varnothing": r"\emptyset"}
-
-
-def plain_latex(text):
-    """`text` without what changes no value but is beyond math-verify 0.9.0.
-
-    That is: dollar signs (they would end the formula), punctuation and line ends behind it, degree
-    signs other than ^\\circ, ties, spaces between groups of three digits, and SIGNS.
-    """
-    text = re.sub("[²³]+", lambda match: "^{" + match[0].translate(SUPERSCRIPTS) + "}", text)
-    text = re.sub(r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}", text)  # \sqrt alone takes one digit
-    for sign, name in SIGNS.items():
-        text = text.replace(sign, name)
-    text = re.sub(r"\\?\$", "", text)
-    text = re.sub(r"\^?(?:°|\\degree(?![a-zA-Z]))", r"^\\circ", text)
-    text = re.sub(r"(?<=\d)(?:\\[,:; ]|[ ~])(?=\d{3}(?!\d))", "", text)
-    text = text.replace("~", " ")
-    return re.sub(r"(?:[\s.,;]|\\\\|\\newline)+$", "", text).strip()
-
-
-def number_base(text):
-    """The 8 of 52_8, as text; None where the text does not end so."""
-    match = re.search(r"\d_\{?(\d+)\}?$", squeeze(text))
-    return match and match[1]
-
-
-def parse_latex(text):
-    """-> what math-verify makes of `text`, read as one formula.
-
-    Nothing is searched for in it: no box, no number, no phrase such as "the answer is".
-    """
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
-
-    normal = NormalizationConfig(
-        basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none")
-    config = LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normal)
-    return parse(f"$${text}$$", [config], extraction_mode="first_match")
-
-
-def math_equal(gold, answer):
+def math_equal(gold, answer, strict=False):
     """Does the LaTeX `answer` (content of a box) equal the reference `gold`?
 
-    For the main thread of a process only: math-verify stops itself with a signal after 5 s of
-    parsing or comparing. That is no fault: an answer that it cannot read or compare is simply
-    wrong. Two of its habits are corrected: it drops the base of 52_8, and it rounds to 6 decimals
-    even where the reference has more. Others stay: units are dropped, 35\\% equals 35 and 0.35, a
-    list has no order.
+    strict: math-verify's bare verdict; else `judged` of common/math_items.py, which corrects it.
+    For the main thread of a process only: a signal stops it after 5 s. An answer that cannot be
+    read or compared is wrong.
     """
-    from math_verify import verify
+    from math_verify.errors import TimeoutException
+    from math_verify.utils import timeout
 
-    bases = number_base(gold), number_base(answer)
-    if all(bases) and bases[0] != bases[1]:
+    try:
+        return bool(timeout(5)(bare_verdict if strict else judged)(gold, answer))
+    except (Exception, TimeoutException):
         return False
-    gold, answer = plain_latex(gold), plain_latex(answer)
-    decimals = max(map(len, re.findall(r"\.(\d+)", gold)), default=0)
+
+
+def bare_verdict(gold, answer):
+    """math-verify's own, of two boxes."""
+    from math_verify import parse, verify
+
     # gold first: verify is not symmetric
-    return verify(parse_latex(gold), parse_latex(answer), float_rounding=max(6, decimals))
+    boxes = [parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer)]
+    return verify(*boxes, timeout_seconds=None)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ async def answer_all(requests, options, settings, file, earlier_seconds):
     begin, records = time.time(), {}
     folder = os.path.dirname(file.name) or "."
     engine = await engines.start(settings, adapters=options.adapter is not None, folder=folder)
-    graders = verifiers.Graders()
+    graders = verifiers.Graders(strict=options.strict_math_verify)
     progress = Progress(len(requests))
 
     async def one(i, request):
@@ -296,6 +296,7 @@ class Options:
     samples: int
     limit: int | None
     seed: int
+    strict_math_verify: bool
     traces: list
     internalization: bool
     versus: list
@@ -371,6 +372,7 @@ def add_test_flags(group):
     add("--samples", type=positive, default=4, help="responses per problem")
     add("--limit", type=positive, help="only the first N problems (default: all)")
     add("--seed", type=positive, default=1, help="run seed")
+    verifiers.add_arguments(group)
     add("--traces", nargs="+", choices=["success", "failure", "random"], default=["success"],
         help="contexts of the teacher (with --teacher)")
     add("--internalization", action="store_true", help="test what stays without context (Table 32)")

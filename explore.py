@@ -166,6 +166,7 @@ class ExploreArgs:
     limit: int | None = None        # problems
     gpu_hours: float | None = 5.0   # None: no cap
     update_every: int | None = None  # steps (App. G.3)
+    strict_math_verify: bool = False
     out: str = "out"
 
     def steps_a_segment(self):
@@ -285,7 +286,7 @@ async def run_engine(args, settings, update, problems, files, clock):
     update: UpdateArgs with --update-every, else None; files: the result of `rollouts.open_files`.
     """
     records, file = files
-    graders = verifiers.Graders()
+    graders = verifiers.Graders(strict=args.strict_math_verify)
     try:
         engine = await engines.start(settings, adapters=update is not None, folder=args.out)
         run = Run(args, settings, engine, graders, rollouts.Lines(file, graders), records, clock)
@@ -353,6 +354,7 @@ def add_arguments(parser):
     add("--limit", type=flags.positive_int, help="only the first N problems (default: all)")
     add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
     add("--out", default="out", help="folder of the run")
+    verifiers.add_arguments(parser)
     engines.add_arguments(parser)
     ablations.add_arguments(parser)
 

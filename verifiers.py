@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import prompts
-from answers import as_text, last_boxed, program_of, same_output, same_value, squeeze
+from answers import as_text, last_boxed, program_of, same_output, same_value
 from benches import mbpp
 from benches.own import problem_from_row
 from common.errors import BadInput, ContextTooLong, exit_with_sentence, rows
 from common.flags import Parser
+from common.math_text import squeeze
 from sandbox import run
 from sandbox.asserts import run_asserts
 from sandbox.program import encode
@@ -67,7 +68,7 @@ def math_verdict(problem, response, ask):
     if answer is None:
         return Verdict(0, 0, "", None)
     signature, fault = squeeze(answer), None
-    # equal texts need no worker, and are equal even where math-verify cannot read them
+    # equal texts need no worker, and are equal even where no parser reads them
     equal = signature == squeeze(problem.answer)
     if not equal and len(answer) <= LONGEST_ANSWER:
         equal, fault = ask(problem.answer, answer)
@@ -404,11 +405,18 @@ async def grade(problem, response, truncated, engine, graders, public_only=False
     return Verdict(reward, reward, "", None), judgment
 
 
+def add_arguments(parser):
+    parser.add_argument(
+        "--strict-math-verify", action="store_true",
+        help="grade MATH by math-verify's bare verdict (default: with the corrections that "
+             "REPRODUCE.md names)")
+
+
 class Graders(Workers):
     """A bounded pool beside the engine: threads, each with its own worker process or sandbox."""
 
-    def __init__(self, workers=None):
-        super().__init__(workers)
+    def __init__(self, workers=None, strict=False):
+        super().__init__(workers, strict)
         # The private tests that nobody waits for have half of the cores at most.
         self.private_threads = ThreadPoolExecutor(max(1, self.workers // 2), "private grader")
 

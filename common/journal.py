@@ -91,7 +91,8 @@ def check_settings(path, old, new, growable=()):
     """BadInput where the settings of what `path` holds are not those that it goes on with; see `keep_settings`."""
     changed = []
     for name, value in new.items():
-        before = old.get(name)
+        # A switch that earlier code did not know was off.
+        before = old.get(name, False if value is False else None)
         if value != before and not (name in growable and is_larger(value, before)):
             hint = " (it may only grow)" if name in growable else ""
             if before is None:

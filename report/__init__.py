@@ -41,7 +41,8 @@ def print_tables(pairs, show_paper):
 
 
 # what the numbers of a test depend on, beside its settings
-FLAGS = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus", "traces", "update")
+FLAGS = ("bench", "split", "data", "adapter", "samples", "seed", "limit", "cplus", "traces", "update",
+         "strict_math_verify")
 
 
 def test_settings(options, settings):

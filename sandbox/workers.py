@@ -28,7 +28,8 @@ WORKER = f"import sys; sys.path.insert(0, {ROOT!r}); from sandbox import workers
 
 
 def math_worker():
-    """The loop of a worker: JSON [gold, answer] a line in, 0 or 1 a line out, and first a line that says it is ready.
+    """The loop of a worker: JSON [gold, answer, strict] a line in, 0 or 1 a line out, and first a line that says it is
+    ready.
 
     The kernel ends it in whatever C code it is: after CPU_SECONDS in one comparison (SIGPROF), and, on Linux, when the
     thread that started it ends (PR_SET_PDEATHSIG), be it by kill -9. An idle one ends with its input on any system.
@@ -62,12 +63,13 @@ class MathWorker:
     def __init__(self, closing):
         self.process, self.closing = None, closing
 
-    def ask(self, gold, answer):
-        """-> (equal: bool, fault: str or None). A hung or dead process is replaced at the next call."""
+    def ask(self, gold, answer, strict=False):
+        """See answers.math_equal. -> (equal: bool, fault: str or None). A hung or dead process is replaced at the next
+        call."""
         if self.process is None or self.process.poll() is not None:
             self.start()
         try:
-            self.process.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+            self.process.stdin.write(json.dumps([gold, answer, strict]).encode() + b"\n")
             self.process.stdin.flush()
             reply = self.reply(WALL_SECONDS)
         except BrokenPipeError:
@@ -125,10 +127,10 @@ class MathWorker:
 class Workers:
     """A bounded pool of threads, each with its own worker process for math."""
 
-    def __init__(self, workers=None):
-        """`workers`: answers graded at a time; default: the cores this process may use."""
+    def __init__(self, workers=None, strict=False):
+        """`workers`: answers graded at a time; default: the cores this process may use. strict: see math_equal."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.workers = workers or cores
+        self.workers, self.strict = workers or cores, strict
         self.threads = ThreadPoolExecutor(self.workers, "grader")
         self.own = threading.local()
         self.math_workers = []
@@ -139,7 +141,7 @@ class Workers:
         if not hasattr(self.own, "math"):
             self.own.math = MathWorker(self.closing)
             self.math_workers.append(self.own.math)
-        return self.own.math.ask(gold, answer)
+        return self.own.math.ask(gold, answer, self.strict)
 
     def close(self):
         """Drops what waits, ends the math that is being graded, waits for the code; leaves no process."""

@@ -13,6 +13,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = [
+    "common.math_text common.math_values",
+    "common.math_items",
     "prompts loss answers common.errors common.clock common.progress benches.problem sandbox.linux sandbox.program engines.watchdog report.method",
     "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
     "report.measures report.paper",
@@ -35,7 +37,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names.s
 EMPTY = {"sandbox", "common", "baselines"}  # whose __init__.py costs nothing to whoever imports a part
 # What one run in two does without, or --help and a mistyped flag: all else is imported at the top of its file.
 LAZY = {"torch", "transformers", "huggingface_hub", "vllm", "peft", "safetensors", "matplotlib", "flash_attn", "math_verify",
-        "latex2sympy2_extended", "numpy", "pyarrow", "tokenizers"}
+        "latex2sympy2_extended", "sympy", "numpy", "pyarrow", "tokenizers"}
 LATE = {"engines.hf", "engines.vllm", "engines.served", "benches.tiny_model", "common.ranks", "policy", "distill", "loss"}  # own modules that load one of those
 TOP = sorted(path.name for path in ROOT.glob("*.py"))
 FILES = [path for path in ROOT.glob("**/*.py") if path.relative_to(ROOT).parts[0] in EMPTY | {"benches", "engines", "report"}

@@ -1,6 +1,7 @@
 """MATH: the last box, what counts as equal, and the processes that decide it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import answers
+from common.math_text import squeeze
 import verifiers
 from benches.problem import Problem
 from common.errors import BadInput, exit_with_sentence
@@ -155,13 +157,13 @@ def math500():
 def test_references_equal_themselves_and_their_solutions(math500):
     for row in math500:
         assert answers.math_equal(row["answer"], row["answer"]), row["answer"]
-        assert answers.squeeze(answers.last_boxed(row["solution"])) == answers.squeeze(row["answer"])
+        assert squeeze(answers.last_boxed(row["solution"])) == squeeze(row["answer"])
 
 
 def test_other_references_are_wrong(math500):
     """Every reference as the answer to another problem. One pair is right: `x=5` where 5 is asked for."""
-    answers = [row["answer"] for row in math500]
-    pairs = [pair for pair in zip(answers, answers[7:] + answers[:7]) if pair[0] != pair[1]]
+    golds = [row["answer"] for row in math500]
+    pairs = [pair for pair in zip(golds, golds[7:] + golds[:7]) if pair[0] != pair[1]]
     assert len(pairs) > 450
     assert {pair for pair in pairs if answers.math_equal(*pair)} <= {("5", "x=5"), ("x=5", "5")}
 
@@ -446,3 +448,20 @@ def test_bad_file(monkeypatch, capsys, tmp_path):
     assert "FILE.jsonl" in refusal(monkeypatch, capsys)
     done = run(tmp_path / "none.jsonl")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+# ---- math-verify's bare verdict -------------------------------------------------------------------------------------
+
+
+def test_the_bare_verdict_is_math_verifys():
+    """It forgets how often an item of a list stands there, and takes r for R: what this project corrects."""
+    for gold, answer in (("2,2,3", "2,3"), (r"\pi R^2", r"\pi r^2")):
+        assert answers.math_equal(gold, answer, strict=True) and not answers.math_equal(gold, answer)
+    assert answers.math_equal("0.5", r"\frac12", strict=True) and not answers.math_equal("7", "8", strict=True)
+
+
+def test_the_bare_verdict_is_a_setting_of_the_run():
+    with contextlib.closing(verifiers.Graders(1, strict=True)) as graders:
+        assert graders.submit(problem("2,2,3"), r"\boxed{2,3}").result().reward == 1
+    with contextlib.closing(verifiers.Graders(1)) as graders:
+        assert graders.submit(problem("2,2,3"), r"\boxed{2,3}").result().reward == 0
