@@ -116,21 +116,67 @@ OPENING_BEHIND_TEXT = re.compile(r"(?:[^`]|`[^`]+`)*[^`~](`{3,}|~{3,})[ \t]*(?:\
 
 def program_of(response):
     """The longest closed fenced block of `response`; None if there is none, or nothing in it."""
-    blocks = []
-    fence, margin, lines = None, 0, []  # of the block that is open
-    for line in response.replace("\r\n", "\n").split("\n"):
-        opening = OPENING.match(line) or OPENING_BEHIND_TEXT.match(line)
-        last_line = before_closing(line, fence) if fence else None
-        if last_line is not None:
-            blocks.append(without_margin([*lines, last_line], margin))
-            fence = None
-        elif opening and (fence is None or opening[1] == fence and line.startswith(fence)):
-            # within a block: that one was never closed
-            fence, margin, lines = opening[1], opening.start(1), []
-        elif fence:
-            lines.append(line)
-    program = max(blocks, key=len, default="")
+    lines = response.replace("\r\n", "\n").split("\n")
+    blocks, number = [], 0
+    while number < len(lines):
+        opening = opening_of(lines[number])
+        number += 1
+        if opening:
+            # A fence within a string of the program is a line of it, where the string ends.
+            block, end = block_at(lines, number, opening, True) or block_at(
+                lines, number, opening, False) or (None, len(lines))
+            blocks += [block] if block is not None else []
+            number = end
+    # A file may begin with a byte order mark, and runs.
+    program = max(blocks, key=len, default="").removeprefix("\ufeff")
     return as_text(program) or None
+
+
+def opening_of(line):
+    return OPENING.match(line) or OPENING_BEHIND_TEXT.match(line)
+
+
+def block_at(lines, first, opening, knows_strings):
+    """The block that begins at the line `first` after its opening fence.
+
+    -> (its text, the number of the line after it); (None, that of another opening) if it was never
+    closed; None if the lines end before. knows_strings: lines within triple quotes are no fences.
+    """
+    fence, quote = opening[1], None
+    for number, line in enumerate(lines[first:], first):
+        in_string = quote is not None
+        if knows_strings:
+            quote = open_quote(line, quote)
+        if in_string:
+            continue
+        last_line = before_closing(line, fence)
+        if last_line is not None:
+            return without_margin([*lines[first:number], last_line], opening.start(1)), number + 1
+        new = opening_of(line)
+        if new and new[1] == fence and line.startswith(fence):
+            return None, number
+    return None
+
+
+# what hides a triple quote, or is one: a comment, a string on one line
+STRING = re.compile(r"""#.*|\"{3}|'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""")
+STRING_END = {mark: re.compile(rf"(?:\\.|[^\\])*?{mark}") for mark in ('"""', "'''")}
+
+
+def open_quote(line, quote):
+    """The triple quote that is open after a line of Python, or None; `quote`: before it."""
+    place = 0
+    while True:
+        if quote:
+            end = STRING_END[quote].match(line, place)
+            if not end:
+                return quote
+            place = end.end()
+        found = STRING.search(line, place)
+        if not found:
+            return None
+        place = found.end()
+        quote = found[0] if found[0] in STRING_END else None
 
 
 def before_closing(line, fence):

@@ -360,9 +360,9 @@ class DistillArgs:
 
 
 def parser():
-    parser = argparse.ArgumentParser(
+    parser = flags.Parser(
         description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines "
-                    "13-16).", formatter_class=flags.HelpFormatter)
+                    "13-16).")
     add = parser.add_argument
     add("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
     add("--steps", type=flags.positive_int, default=20, help="S, optimizer steps")
@@ -385,17 +385,27 @@ def parse(argv):
     problems = read_cplus(given.cplus)
     first = next(iter(problems.values()))[0]
     # Where the flags are silent: as it was explored.
-    given = argparse.Namespace(**engines.as_run(vars(given), first))
+    given = argparse.Namespace(**engines.as_run(vars(given), first, given.cplus))
     _, world = ranks.rank_and_world()
     if world > 1 and given.tensor_parallel * given.data_parallel > 1:
         raise BadInput("under torchrun each rank samples on its own GPU: leave out "
                        "--tensor-parallel and --data-parallel.")
     # Beside the updates the engine leaves room for the trainer.
     settings = engines.settings(given, first["bench"], gpu_memory=0.4)
+    check_model(given, settings.model, first["model"])
     update_args = flags.update_args(given, settings.temperature, first["bench"])
     args = DistillArgs(given.cplus, given.steps, given.batch, given.traces, given.seed,
                        given.merge, given.out, settings, update_args)
     return args, problems
+
+
+def check_model(given, model, explorer):
+    """BadInput unless the model is the one that explored, wherever it lies now."""
+    names = {os.path.basename(os.path.normpath(name)) for name in (model, explorer)}
+    is_gone = os.path.isabs(explorer) and not os.path.exists(explorer)
+    if len(names) > 1 and not is_gone:
+        raise BadInput(f"{given.cplus} was explored by {explorer}, and the policy distills its own "
+                       f"answers: leave out --model {model}, or explore with it.")
 
 
 def teacher_draws(args, problems):

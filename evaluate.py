@@ -34,7 +34,7 @@ import report
 import verifiers
 from common import journal, outputs
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
-from common.flags import HelpFormatter, cap, positive_int
+from common.flags import Parser, cap, positive_int
 from common.progress import new_bar
 from engines.base import check_adapter, request_seed, side_by_side
 from report import paper, tests, tokens
@@ -204,7 +204,7 @@ def bench_main(options):
     """--bench: avg@k and pass@k, k = --samples."""
     flags = options.engine_flags
     if options.adapter:
-        flags = engines.as_run(flags, engines.adapter_run(options.adapter))
+        flags = engines.as_run(flags, engines.adapter_run(options.adapter), options.adapter)
     settings = engine_settings(flags, options.bench)
     if options.adapter:
         check_adapter(options.adapter, settings.model)
@@ -266,7 +266,8 @@ def read_training(options, cplus):
     if missing:
         raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: "
                        "restore the file of problems.")
-    settings = engine_settings(engines.as_run(options.engine_flags, first), first["bench"])
+    flags = engines.as_run(options.engine_flags, first, cplus)
+    settings = engine_settings(flags, first["bench"])
     name = [model_name(settings.model), bench_name(first["bench"], bench["split"])]
     return Training(name, lines, problems, ablations.read_rollouts(cplus), settings)
 
@@ -310,9 +311,8 @@ class Options:
 
 def parse(argv=None):
     """-> Options; a wrong flag ends the program with argparse's sentence and status 2."""
-    parser = argparse.ArgumentParser(
-        description="Test a model; count what explore.py and distill.py wrote.",
-        formatter_class=HelpFormatter)
+    parser = Parser(
+        description="Test a model; count what explore.py and distill.py wrote.")
     add_modes(parser)
     add_test_flags(parser.add_argument_group("tests"))
     add_rollout_flags(parser.add_argument_group("rollouts"))

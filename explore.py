@@ -12,7 +12,6 @@ Writes rollouts.jsonl (one line per verifier call, as soon as it is graded), cpl
 distill.py reads) and explore.json into --out. The same command goes on where a run stopped; larger
 --calls or --limit extend it.
 """
-import argparse
 import asyncio
 import dataclasses
 import functools
@@ -360,9 +359,8 @@ def add_arguments(parser):
 
 def parse(argv):
     """-> (ExploreArgs, engines.Settings, UpdateArgs or None). Errors: BadInput."""
-    parser = argparse.ArgumentParser(
-        description="Explore with a memory for each problem (Algorithm 1, lines 1-12).",
-        formatter_class=flags.HelpFormatter)
+    parser = flags.Parser(
+        description="Explore with a memory for each problem (Algorithm 1, lines 1-12).")
     add_arguments(parser)
     given = parser.parse_args(argv)
     ablations.check(given, parser)
@@ -382,7 +380,9 @@ def announce(args, settings, problems, records):
     print(f"explore: {args.bench}{split}, {len(problems)} problems, {args.calls} calls each, "
           f"{args.method}; {engines.describe(settings)}", flush=True)
     if records:
-        print(f"{len(records)} answers are there already; the run goes on.", flush=True)
+        is_finished = len(records) >= len(problems) * args.calls
+        whole = "the run is finished" if is_finished else "the run goes on"
+        print(f"{len(records)} answers are there already; {whole}.", flush=True)
 
 
 def main(argv=None):

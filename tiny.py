@@ -8,7 +8,6 @@ The model (benches/tiny_model.py) adds 3-digit numbers in two styles, and is tau
 large models do by nature: benches/arithmetic.py says how, with every share. The rest are commands
 of explore.py, distill.py and evaluate.py, printed before they are run.
 """
-import argparse
 import dataclasses
 import os
 import time
@@ -19,7 +18,7 @@ import evaluate
 import explore
 from common import journal, outputs
 from common.errors import exit_with_sentence, read_jsonl
-from common.flags import HelpFormatter, positive_int
+from common.flags import Parser, positive_int
 from report import curves, measures, page, plots, tokens
 
 RECIPE = 2  # of the model and the commands: a folder that another one made is refused
@@ -269,9 +268,8 @@ def claim_outputs(args):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description="Make a tiny model and run the whole method on it.",
-        formatter_class=HelpFormatter)
+    parser = Parser(
+        description="Make a tiny model and run the whole method on it.")
     add = parser.add_argument
     add("--seed", type=positive_int, default=1, help="of the model and of the runs")
     add("--out", default=os.path.join("out", "tiny"), help="folder of all that is made")

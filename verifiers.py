@@ -17,7 +17,6 @@ LiveCodeBench's, and it happens here: what is expected never enters the process 
     python verifiers.py FILE.jsonl
     # {"problem": {...}, "response": "...", "truncated": false} a line -> its verdict
 """
-import argparse
 import ast
 import asyncio
 import json
@@ -33,6 +32,7 @@ from answers import as_text, last_boxed, program_of, same_output, same_value, sq
 from benches import mbpp
 from benches.own import problem_from_row
 from common.errors import BadInput, ContextTooLong, exit_with_sentence, rows
+from common.flags import Parser
 from sandbox import run
 from sandbox.asserts import run_asserts
 from sandbox.program import encode
@@ -334,7 +334,6 @@ def judge_messages(problem, response):
     text = response.rpartition("</think>")[2]
     if not text.strip():
         text = response
-    text = text.replace("<|", "< |")  # no <|im_end|> that ends the prompt's turn
     if len(text) > JUDGE_WINDOW:
         text = text[:JUDGE_HEAD] + JUDGE_OMISSION + text[-JUDGE_TAIL:]
     return prompts.judge(problem, text)
@@ -489,7 +488,7 @@ def read_answers(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Grade answers to math and code problems, a line each.")
     parser.add_argument("file", metavar="FILE.jsonl",
                         help='lines {"problem": {...}, "response": "...", "truncated": ...}')

@@ -1,5 +1,6 @@
 """The rows of a user's own bench, FILE.jsonl; every error is one sentence with the line where it is."""
 import ast
+import difflib
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ OWN_FIELDS = {"math": {"answer": str}, "code": {"tests": dict, "starter_code": s
 
 def load(path):
     """The problems of a file, in the order of its lines."""
-    return [problem_from_row(row, Path(path).stem, where) for where, row in rows(path)]
+    return [problem_from_row(row, Path(path).stem, where) for where, row in rows(path, unique=True)]
 
 
 def problem_from_row(row, bench, where):
@@ -26,11 +27,21 @@ def problem_from_row(row, bench, where):
 
     need(parses(str.encode, json.dumps(row, ensure_ascii=False)),
          "it holds half of a surrogate pair: write the whole character.")
+    everywhere = {"id": str, "problem": str, "verifier": str}
     verifier = row.get("verifier")
+    if "verifier" not in row:
+        need(False, f'"verifier" is missing{likely("verifier", row)}: it must be one of {", ".join(OWN_FIELDS)}.')
     need(verifier in list(OWN_FIELDS), f'"verifier" must be one of {", ".join(OWN_FIELDS)}.')
-    kinds = {"id": str, "problem": str, "verifier": str} | OWN_FIELDS[verifier]
+    kinds = everywhere | OWN_FIELDS[verifier]
+    metadata = {name: value for name, value in row.items() if name not in kinds}
+    others = {field for fields in OWN_FIELDS.values() for field in fields}
+    for name in metadata:
+        need(name not in others, f'unknown field "{name}": a {verifier} problem has {", ".join(kinds)}.')
+        meant = difflib.get_close_matches(name, kinds, n=1, cutoff=0.8)
+        need(not meant, f'unknown field "{name}": write "{"".join(meant)}", or another name.')
+    row = {name: str(value) if name in ("id", "answer") and type(value) is int else value
+           for name, value in row.items() if name in kinds}
     for name, value in row.items():
-        need(name in kinds, f'unknown field "{name}": a {verifier} problem has {", ".join(kinds)}.')
         article = {str: "a string", list: "a list", dict: "an object"}[kinds[name]]
         need(isinstance(value, kinds[name]), f'"{name}" must be {article}.')
         if kinds[name] is str:
@@ -45,7 +56,13 @@ def problem_from_row(row, bench, where):
     tests = own_tests(row["tests"], need) if verifier == "code" else None
     return Problem(row["id"], bench, row["problem"], verifier, answer=row.get("answer"), tests=tests,
                    reference=row.get("reference"), criterion=criterion, starter_code=row.get("starter_code", ""),
-                   imports=imports)
+                   imports=imports, metadata=metadata)
+
+
+def likely(name, row):
+    """Which field of a row may be meant by one that is missing, as a part of a sentence."""
+    similar = difflib.get_close_matches(name, row, n=1)
+    return f', unless "{similar[0]}" is meant for it' if similar else ""
 
 
 def own_tests(tests, need):
@@ -57,12 +74,14 @@ def own_tests(tests, need):
     defaults = {"fn_name": None, "private": [], "time_limit": ASSERT_SECONDS if kind == "assert" else CODE_SECONDS}
     tests = defaults | tests
     name, limit = tests["fn_name"], tests["time_limit"]
+    need(kind != "functional" or name is not None,
+         '"fn_name" of "tests" is missing: a functional test calls the function of that name.')
     need(isinstance(name, str) and name.isidentifier() if kind == "functional" else name is None,
          '"fn_name" of "tests" is the name of the function to call, for type functional alone.')
     need(type(limit) in (int, float) and 0 < limit <= 3600,
          '"time_limit" of "tests" must be a number of seconds above 0, at most 3600.')
-    need(isinstance(tests.get("public"), list) and tests["public"],
-         '"public" of "tests" must list at least one test.')
+    need(isinstance(tests.get("public", []), list), '"public" of "tests" must be a list of tests.')
+    need(tests.get("public"), '"public" of "tests" must list at least one test.')
     need(isinstance(tests["private"], list), '"private" of "tests" must be a list.')
     for test in tests["public"] + tests["private"]:
         shown = json.dumps(test)[:60]

@@ -1,5 +1,5 @@
 """A problem: what the prompts show of it and what its verifier needs."""
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CODE_SECONDS, ASSERT_SECONDS = 6, 30  # time limit of one test: LiveCodeBench's own; that of an assert's process
 TEST_TYPES = ("stdin", "functional", "assert")
@@ -23,3 +23,4 @@ class Problem:
     starter_code: str = ""        # lcb
     imports: tuple = ()           # mbpp: set-up lines of the asserts
     header: str = ""              # mbpp: import lines and def line of the tested function, for Olmo's prompt
+    metadata: dict = field(default_factory=dict)  # further fields of a user's own row

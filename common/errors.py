@@ -47,10 +47,11 @@ def open_file(path):
         raise BadInput(f"{path} cannot be read ({error}): name a readable file.") from None
 
 
-def rows(path, torn_ok=False):
+def rows(path, torn_ok=False, unique=False):
     """Yield ("PATH line N", dict) for each line; BadInput names a line that is no JSON object, or empty before the end.
 
-    torn_ok: a last line that is unterminated or undecodable (a crash cut it off) is dropped with a note on stderr.
+    unique: a user's own file, where a key that an object holds twice is refused. torn_ok: a last line that is
+    unterminated or undecodable (a crash cut it off) is dropped with a note on stderr.
     """
     with open_file(path) as file:
         empty = None
@@ -64,15 +65,27 @@ def rows(path, torn_ok=False):
             try:
                 if torn_ok and not line.endswith(b"\n"):
                     raise ValueError("it has no end")
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=once if unique else None)
             except (ValueError, RecursionError) as error:
                 if torn_ok and not file.readline():
                     print(f"{where}, the last, is damaged and left out.", file=sys.stderr)
                     return
+                if unique and number == 1 and line.strip() in (b"[", b"{"):
+                    raise BadInput(f"{path} is JSON over several lines: write each object on a line of its own, as "
+                                   "`jq -c '.[]?'` or Python's json.dumps does.") from None
                 raise BadInput(f"{where} is not JSON ({error}): correct or delete it.") from None
             if not isinstance(row, dict):
                 raise BadInput(f"{where} is not a JSON object: write {{...}} on each line.")
             yield where, row
+
+
+def once(pairs):
+    """A JSON object; ValueError if a key stands in it twice."""
+    row, keys = dict(pairs), [key for key, _ in pairs]
+    if len(row) < len(pairs):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f'the key "{twice}" stands in it twice')
+    return row
 
 
 def read_jsonl(path, torn_ok=False):

@@ -2,6 +2,7 @@
 import argparse
 import contextlib
 import math
+import sys
 from dataclasses import dataclass
 
 from common.errors import BadInput
@@ -18,6 +19,17 @@ class HelpFormatter(argparse.HelpFormatter):
             return action.help
         # argparse fills it in.
         return f"{action.help} (default: %(default)s)"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, but that a wrong flag is one sentence, without the list of all of them."""
+
+    def __init__(self, description):
+        super().__init__(description=description, formatter_class=HelpFormatter)
+
+    def error(self, message):
+        print(f"{self.prog}: {message}; --help lists the flags.", file=sys.stderr)
+        sys.exit(2)
 
 
 def positive_int(text):

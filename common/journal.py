@@ -94,7 +94,10 @@ def check_settings(path, old, new, growable=()):
         before = old.get(name)
         if value != before and not (name in growable and is_larger(value, before)):
             hint = " (it may only grow)" if name in growable else ""
-            changed.append(f"{name} = {before}, not {value}{hint}")
+            if before is None:
+                changed.append(f"no {name}, not {name} = {value}{hint}")
+            else:
+                changed.append(f"{name} = {before}, not {'none' if value is None else value}{hint}")
     if changed:
         more = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
         give = "that value" if len(changed) == 1 else "those values"
@@ -123,7 +126,9 @@ def keep_problems(folder, problems, empty):
 
 def problem_hash(problem):
     # Tests of MBPP+ hold complex numbers, which JSON has not.
-    content = json.dumps(dataclasses.asdict(problem), default=repr)
+    fields = dataclasses.asdict(problem)
+    del fields["metadata"]  # which no prompt and no verdict depends on
+    content = json.dumps(fields, default=repr)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

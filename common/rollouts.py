@@ -54,6 +54,7 @@ def record(attempt, c, y_hat):
         "verify_seconds": round(attempt.verify_seconds, 3),
         "private_seconds": 0.0,                 # see `Lines.finish`
         "elapsed_seconds": round(run.elapsed(), 3),
+        **({"metadata": x.metadata} if x.metadata else {}),
     }
 
 

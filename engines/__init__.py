@@ -11,6 +11,7 @@ torch and transformers are loaded by the functions that need them: --help and a 
 """
 import dataclasses
 import os
+import pathlib
 import sys
 import time
 from dataclasses import dataclass
@@ -91,16 +92,28 @@ def settings(args, bench, gpu_memory=0.9):
     return resolved
 
 
-def as_run(flags, run):
+def as_run(flags, run, path):
     """`flags`, a dict of those of `add_arguments`; where they are silent, model, family and decoding of a run.
 
-    run: the settings of a run, or a line of its C+; what it does not know stays as it is.
+    run: the settings of a run, or a line of its C+; what it does not know stays as it is. path: a file of the run, or
+    its folder.
     """
     run = run | run.get("decoding", {})
     names = ("model", "family", "temperature", "top_p", "max_tokens")
     known = {name: run[name] for name in names if name in run}
+    if "model" in known:
+        known["model"] = model_near(known["model"], path)
     given = {name: value for name, value in flags.items() if value is not None}
     return flags | known | given
+
+
+def model_near(model, path):
+    """A model's Hub id, or its folder, which a run named from the folder that it was started in."""
+    if not os.path.isdir(model):
+        for folder in pathlib.Path(path).resolve().parents:
+            if (folder / model).is_dir():
+                return str(folder / model)
+    return model
 
 
 def adapter_run(adapter):

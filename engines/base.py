@@ -1,8 +1,10 @@
 """What both engines share: the tokenizer and the window, a completion, seeds, loading with one sentence."""
 import asyncio
+import functools
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass
 
 from common.errors import BadInput, ContextTooLong
@@ -51,6 +53,7 @@ class Engine:
         self.settings = settings
         self.gpus = settings.tensor_parallel * settings.data_parallel
         self.tokenizer = load(AutoTokenizer, settings.model)
+        self.tokenizer.model_max_length = 10**9  # transformers warns of longer texts: `max_new_tokens` says it better
         if not self.tokenizer.chat_template:
             raise BadInput(f"{settings.model} has no chat template: use an instruct model, or save a chat_template "
                            "with its tokenizer.")
@@ -63,13 +66,22 @@ class Engine:
         self.stop_ids = stop_token_ids(settings.model, self.tokenizer)
 
     def encode(self, messages):
-        """Token ids of a dialogue with the generation prompt; Olmo's template has no thinking to switch off."""
+        """Token ids of a dialogue with the generation prompt; Olmo's template has no thinking to switch off.
+
+        The template's marks in a text, such as <|im_start|> in an answer, stay text: no turn begins or ends there.
+        """
         try:
-            return self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, enable_thinking=False, return_dict=False)
+            return encode_dialogue(self.tokenizer, messages, self.marks)
         except Exception as error:  # a template's own, such as that it knows no system turn
             raise BadInput(f"the chat template of {self.settings.model} does not take these turns "
                            f"({in_short(error)}): use an instruct model with another template.") from None
+
+    @functools.cached_property
+    def marks(self):
+        """The tokens that a text may not become: the special ones, and those that the template writes."""
+        written = self.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+        added = self.tokenizer.added_tokens_decoder.values()
+        return sorted({str(token) for token in added if token.special or str(token) in written})
 
     def max_new_tokens(self, prompt_token_ids, max_tokens):
         """Tokens that a response may have: the limit, or what the window leaves. Errors: ContextTooLong."""
@@ -78,6 +90,30 @@ class Engine:
             # What helps depends on whose context it is: who catches it says it.
             raise ContextTooLong(f"its context of {length} tokens does not fit the model's window of {self.window}.")
         return min(max_tokens, self.window - length)
+
+
+def encode_dialogue(tokenizer, messages, marks):
+    """Token ids of a dialogue; `marks` in its texts are encoded as the characters that they are."""
+    as_ids = {"add_generation_prompt": True, "enable_thinking": False}
+    found = [mark for mark in marks if any(mark in message["content"] for message in messages)]
+    if not found:
+        return tokenizer.apply_chat_template(messages, return_dict=False, **as_ids)
+    free = "\ue000"  # a character for private use, as often as it takes to be in no text
+    while any(free in message["content"] for message in messages):
+        free += "\ue000"
+    place = re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))))
+    hidden = [message | {"content": place.sub(lambda mark: f"{free}{found.index(mark[0])}{free}", message["content"])}
+              for message in messages]
+    rendered = tokenizer.apply_chat_template(hidden, tokenize=False, **as_ids)
+    # A mark in two halves, in the texts before and after, is none.
+    before, *rest = re.split(f"{free}([0-9]+){free}", rendered)
+    texts = [before]
+    for number, after in zip(rest[::2], rest[1::2]):
+        mark = found[int(number)]
+        half = len(mark) // 2
+        texts[-1] += mark[:half]
+        texts.append(mark[half:] + after)
+    return [token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)]
 
 
 def load(auto_class, model, **kwargs):

@@ -32,6 +32,7 @@ def dialogue(steps):
             break
         opening.append(message)
     parts = [f"Problem {first['problem']} of {first['bench']}"]
+    parts += [f"{name}: {printable(str(value))}" for name, value in first.get("metadata", {}).items()]
     parts += [f"[{message['role']}]\n{fold(message['content'])}" for message in opening]
     for step, record in sorted(steps.items()):
         parts.append(f"======== step {step}{', restart' if record['restart'] else ''} ========")

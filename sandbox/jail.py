@@ -69,8 +69,9 @@ class Supervisor:
             call("prctl", linux.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             if not self.config["nobody"]:
                 processes += number_of_threads(os.geteuid())  # all of this user's count
-        for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0), ("STACK", 120 << 20)):
+        for name, value in (("NPROC", processes), ("NOFILE", 256), ("CORE", 0)):
             linux.limit(name, value)
+        linux.limit("STACK", 120 << 20, spare=None)  # programs raise it without end: their memory bounds it, too
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def test(self, test, space):

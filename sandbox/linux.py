@@ -326,8 +326,10 @@ def drop_capabilities():
 
 
 def limit(name, soft, spare=0):
-    """Set a resource limit, no higher than it may be; `spare`: how far the process itself may raise it."""
+    """Set a resource limit, no higher than it may be; `spare`: how far the process itself may raise it, None: as far as
+    before."""
     which = getattr(resource, f"RLIMIT_{name}")
-    hard = resource.getrlimit(which)[1]
-    hard = soft + spare if hard == resource.RLIM_INFINITY else min(hard, soft + spare)
-    resource.setrlimit(which, (min(soft, hard), hard))
+    most = resource.getrlimit(which)[1]
+    limits = [soft if spare is None else soft + spare, *([most] if most != resource.RLIM_INFINITY else [])]
+    hard = most if spare is None else min(limits)
+    resource.setrlimit(which, (min(soft, *limits), hard))

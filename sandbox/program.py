@@ -18,6 +18,7 @@ LONG = 5_000  # items, that are no numbers, of a list whose digest will do
 RECORD_BYTES = 4 << 20  # of all records of a test: what a caller reads costs it some seconds and 200 MB at most
 MODULES = {"Decimal": "decimal", "Fraction": "fractions", "Counter": "collections", "deque": "collections",
            "date": "datetime", "time": "datetime", "datetime": "datetime", "timedelta": "datetime"}
+VIEWS = type({}.keys()), type({}.items()), type({}.values())
 
 
 # ---- Values as JSON that is safe to read --------------------------------------------------------------------------
@@ -34,6 +35,8 @@ def encode(value, depth=0, own=None):
         return {"own": value._path}
     if value is None or value is True or value is False:
         return value
+    if type(value) is Flag:
+        return {"flag": bool(value)}
     if isinstance(value, int):
         value = int.__pos__(value)
         return value if abs(value) < 1 << 63 else {"int": hex(value)}
@@ -41,6 +44,9 @@ def encode(value, depth=0, own=None):
         return float.__pos__(value)
     if isinstance(value, str):
         return str.__str__(value)
+    fields = value._names if type(value) is Named else getattr(type(value), "_fields", None)
+    if isinstance(value, tuple) and isinstance(fields, (tuple, list)) and all(type(name) is str for name in fields):
+        return {"named": [list(fields), encode(tuple(tuple.__iter__(value)), depth, own)]}
     for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
             items = [encode(item, depth + 1, own) for item in base.__iter__(value)]
@@ -65,7 +71,14 @@ def encode_other(value, depth, own):
         return {"bytes": value.hex()}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), depth, own)
+        if type(plain) is bool and value.shape == ():
+            return {"flag": plain}
         return plain if value.shape == () else {"array": plain}
+    if kind in VIEWS:
+        items = encode(dict(value) if kind is VIEWS[1] else list(value), depth, own)
+        return {"view": [VIEWS.index(kind), items]}
+    if kind is range:
+        return {"range": [encode(bound) for bound in (value.start, value.stop, value.step)]}
     if hasattr(value, "__iter__") and kind.__module__ in ("builtins", "itertools") and not isinstance(value, type):
         return {"iterator": [encode(item, depth, own) for item in value]}
     return {"object": repr(value)[:300]}
@@ -79,6 +92,27 @@ def digest(items):
     for start in range(0, len(items), 10_000):
         hashed.update(repr(items[start : start + 10_000]).encode("utf-8", "surrogatepass"))
     return {"digest": f"{type(items).__name__} of {len(items)}: {hashed.hexdigest()}"}
+
+
+class Named(tuple):
+    """A named tuple: one class for all, as to make one for each would take a hostile program's caller too long."""
+
+    def __new__(cls, names, items):
+        self = super().__new__(cls, items)
+        self._names = names
+        return self
+
+    def __getattr__(self, name):
+        if name in self._names:
+            return self[self._names.index(name)]
+        raise AttributeError(name)
+
+
+class Flag(int):
+    """numpy's boolean, which equals True or False and is neither."""
+
+    def __repr__(self):
+        return str(bool(self))
 
 
 class Opaque:
@@ -131,11 +165,26 @@ def decode_object(kind, body):
         return set(distinct(body))
     if kind == "frozenset":
         return frozenset(distinct(body))
+    if kind == "named":
+        return Named(*body)
+    if kind == "flag":
+        return Flag(bool(body))
+    if kind == "range":
+        return range(*body)
+    if kind == "view":
+        return view_of(*body)
     if kind == "array":
         return Opaque(f"array({body!r})"[:300], body)
     if kind == "complex":
         return complex(*body)
     return {"tuple": tuple, "iterator": iter}[kind](body)
+
+
+def view_of(number, items):
+    """The view of a dict; see `VIEWS`."""
+    if number == 0:
+        return dict.fromkeys(distinct(items)).keys()
+    return items.items() if number == 1 else dict(enumerate(items)).values()
 
 
 def distinct(items):

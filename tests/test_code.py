@@ -56,6 +56,12 @@ def feedback(program, *args, **kwargs):
     ("Read `n`: ```python\nx = 1\n```", "x = 1"), ("```\nx = 1\n````python\ny = 1\n```", "x = 1\n````python\ny = 1"),
     ("```\n" + "`" * 10**6 + "x\n~~~\n```", "`" * 10**6 + "x\n~~~"),  # in no time that grows with their square
     ("~~~" + " " * 10**6 + "!", None),
+    ('```python\ndef f():\n    """\n    ```\n    f()\n    ```\n    """\n    return 1\n```', 'def f():\n    """\n    ```\n    f()\n    ```\n    """\n    return 1'),
+    ("```python\ns = '''\n```python\nx\n```\n'''\n```", "s = '''\n```python\nx\n```\n'''"),
+    ('```python\nx = 1  # """\n```\n"""', 'x = 1  # """'), ("```python\nx = '\"\"\"'\n```\n\"\"\"", "x = '\"\"\"'"),
+    ('```python\nx = """never closed\n```\nand so on', 'x = """never closed'),
+    ('```text\nthe """ mark\n```\nThen:\n```python\ndef f():\n    """A."""\n    return 1\n```', 'def f():\n    """A."""\n    return 1'),
+    ("```\n\ufeffx = 1\n```", "x = 1"), ("```\nx = '\ufeff'\n```", "x = '\ufeff'"),
     ("none", None)])
 def test_the_program_is_the_longest_closed_block(response, program):
     assert answers.program_of(response) == program
@@ -168,6 +174,7 @@ def test_ordinary_programs_pass():
             "reads its source": "import inspect\ndef f(): pass\nassert 'pass' in inspect.getsource(f)\n" + ADD,
             "pickles its class": "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n" + ADD,
             "a stack limit": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (100 << 20, 100 << 20))\n" + ADD,
+            "no stack limit": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (r.RLIM_INFINITY, r.RLIM_INFINITY))\n" + ADD,
             "from __future__": "from __future__ import annotations\n" + ADD, "form feed": "\f\n" + ADD,
             "trace": "import sys\nsys.settrace(lambda *a: None)\n" + ADD,
             "Windows lines": ADD.replace("\n", "\r\n"),
@@ -495,6 +502,43 @@ def test_asserts_call_a_program_so_often(monkeypatch):
     assert verdict(program, ["assert all(f(x) == x for x in range(9))"], kind="assert").correct == 1
     assert "RuntimeError: more than 9 calls in one assert" in asserts_feedback(
         program, ["assert all(f(x) == x for x in range(10))"])
+
+
+@pytest.mark.parametrize("program, statement, passes", [
+    ("def f(d): return d.keys()", "assert f({5: 1, 6: 2}) == {5, 6} and list(f({5: 1})) == [5]", True),
+    ("def f(d): return d.items()", "assert f({5: 1}) == {(5, 1)} and (5, 1) in f({5: 1})", True),
+    ("def f(d): return d.values()", "assert sorted(f({5: 2, 6: 1})) == [1, 2]", True),
+    ("def f(d): return d.values()", "assert f({5: 2}) == [2]", False),
+    ("def f(n): return range(n)", "assert f(4) == range(0, 4, 1) and f(4) != [0, 1, 2, 3] and f(9)[-1] == 8", True),
+    ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(a): return [P(a, 2)]",
+     "assert f(1)[0].x == 1 and f(1)[0] == (1, 2) and f(1)[0].y + 1 == 3", True),
+    ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(a): return P(a, 2)", "assert f(1).z == 1", False),
+    ("import numpy as np\ndef f(x): return np.bool_(x)", "assert f(0) == False and not f(0) and f(1) == 1", True),
+    ("import numpy as np\ndef f(x): return np.bool_(x)", "assert f(0) is False", False)])
+def test_values_that_are_nearly_plain(program, statement, passes):
+    assert verdict(program, [statement], kind="assert").correct == passes
+
+
+def test_hundreds_of_calls_take_a_few_rounds(monkeypatch):
+    rounds = []
+    judged = asserts.Assert.judged
+    monkeypatch.setattr(asserts.Assert, "judged", lambda self: rounds.append(self) or judged(self))
+    program = "def f(x): return x * x"
+    assert verdict(program, ["assert all(abs(f(i) - i ** 2) < 1e-9 for i in range(1200))"], kind="assert").correct == 1
+    assert len(rounds) <= 4
+
+
+@pytest.mark.parametrize("program, statement, passes", [
+    ("def f(x): return x % 3 == 0", "assert [i for i in range(7) if f(i)] == [0, 3, 6]", True),
+    ("def f(x): return 1 // (3 - x)", "assert f(1) == 5 or f(2) == 1", True),            # guessed: f(1) == 5
+    ("def f(x): return 1 // (3 - x)", "assert f(2) == 1 or f(3) == 1", True),            # f(3) is never made
+    ("def f(x): return 1 // (3 - x)", "assert f(4) == 0 and f(3) == 1", False),          # guessed, and it fails
+    ("def f(x): return 1 // (3 - x)", "assert f(2) == 2 or f(3) == 1", False),
+    ("def f(x): return float('nan')", "assert f(f(1)) != f(f(2))", True),
+    ("s = []\ndef f(x): s.append(x); return len(s)", "assert f(0) == 2 or f(0) == 2", True),
+    ("s = []\ndef f(x): s.append(x); return len(s)", "assert f(0) == 1 and f(0) == 2 and f(0) == 3", True)])
+def test_a_guess_that_is_wrong_changes_no_verdict(program, statement, passes):
+    assert verdict(program, [statement], kind="assert").correct == passes
 
 
 @pytest.mark.parametrize("stop", [False, True])

@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 
 import benches
+from benches import own
+from common import journal
 import verifiers
 from benches import arithmetic, files, math500, mbpp, sciknoweval
 from benches.problem import Problem
@@ -114,16 +116,17 @@ def code_row(**changes):
 
 
 @pytest.mark.parametrize("row, sentence", [
-    ({}, '"verifier" must be one of math, code, judge'),
+    ({}, '"verifier" is missing: it must be one of math, code, judge'),
+    ({"id": "1", "verifer": "math"}, '"verifier" is missing, unless "verifer" is meant for it: it must be one of'),
     (MATH_ROW | {"verifier": "maths"}, '"verifier" must be one of'),
     (MATH_ROW | {"verifier": ["math"]}, '"verifier" must be one of'),
     ({"id": "1", "problem": "p", "verifier": "math"}, '"answer" is missing'),
     ({"problem": "p", "verifier": "math", "answer": "2"}, '"id" is missing'),
     ({"id": "1", "verifier": "math", "answer": "2"}, '"problem" is missing'),
-    (MATH_ROW | {"anwser": "2"}, 'unknown field "anwser": a math problem has id, problem, verifier, answer'),
+    (MATH_ROW | {"anwser": "2"}, 'unknown field "anwser": write "answer", or another name'),
     (MATH_ROW | {"tests": STDIN_TESTS}, 'unknown field "tests"'),
-    (MATH_ROW | {"answer": 2}, '"answer" must be a string'),
-    (MATH_ROW | {"id": 1}, '"id" must be a string'),
+    (MATH_ROW | {"answer": 2.5}, '"answer" must be a string'), (MATH_ROW | {"answer": True}, '"answer" must be a string'),
+    (MATH_ROW | {"id": None}, '"id" must be a string'),
     (MATH_ROW | {"problem": " "}, '"problem" is empty'),
     (MATH_ROW | {"problem": "\ud800"}, "half of a surrogate pair"),
     (code_row(public=[["1", "\ud800"]]), "half of a surrogate pair"),
@@ -144,7 +147,8 @@ def code_row(**changes):
     (code_row(public=[["1", 2]]), r'the test \["1", 2\] must be \[input, output\]'),
     (code_row(private=[["1"]]), r"must be \[input, output\]"),
     (code_row(fn_name="f"), "for type functional alone"),
-    (code_row(type="functional"), '"fn_name" of "tests"'),
+    (code_row(type="functional"), '"fn_name" of "tests" is missing'),
+    (code_row(public="1"), '"public" of "tests" must be a list of tests'),
     (code_row(type="functional", fn_name="f", public=[["1 2", "3"]]), "one JSON value a line"),
     (code_row(type="functional", fn_name="f", public=[["1\n", "3"]]), "one JSON value a line"),
     (code_row(type="assert", public=[["1", "2"]]), "must be an assert statement"),
@@ -158,6 +162,25 @@ def test_bad_rows(tmp_path, row, sentence):
     with pytest.raises(BadInput, match=sentence) as error:
         benches.load(path)
     assert str(error.value).startswith(f"{path} line 2: ") and "\n" not in str(error.value)
+
+
+def test_whole_numbers_and_further_fields_of_a_row():
+    row = {"id": 7, "problem": "1 + 1?", "verifier": "math", "answer": 2, "level": 5, "source": {"book": "a"}}
+    problem = own.problem_from_row(row, "mine", "here")
+    assert (problem.id, problem.answer, problem.metadata) == ("7", "2", {"level": 5, "source": {"book": "a"}})
+    plain = own.problem_from_row({name: row[name] for name in ("id", "problem", "verifier", "answer")}, "mine", "here")
+    assert journal.problem_hash(problem) == journal.problem_hash(plain)
+
+
+@pytest.mark.parametrize("text, sentence", [
+    ('[\n  {"id": "1"}\n]\n', "is JSON over several lines"), ('{\n  "id": "1"\n}\n', "is JSON over several lines"),
+    ('{"id": "1", "problem": "p", "id": "2"}\n', 'line 1 is not JSON (the key "id" stands in it twice)')])
+def test_files_that_are_no_lines_of_json(tmp_path, text, sentence):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadInput) as error:
+        own.load(str(path))
+    assert sentence in str(error.value)
 
 
 def test_own_bench(tmp_path):

@@ -759,3 +759,19 @@ def test_bad_input_under_torchrun(cplus, tmp_path):
         result = torchrun(2, "distill.py", *flags(cplus, tmp_path / "out"))
     assert result.returncode != 0 and result.stderr.count("another run holds the folder") == 1
     assert "exitcode  : 2" in result.stderr and 'distill.py", line' not in result.stderr
+
+
+def test_cplus_of_another_model_is_refused(cplus, toy_model, tmp_path):
+    other = make_model(tmp_path / "other")
+    with pytest.raises(BadInput, match="was explored by .* leave out --model"):
+        distill.parse(["--cplus", str(cplus), "--model", other, "--out", str(tmp_path / "out")])
+
+
+def test_a_model_is_found_from_another_folder(cplus, toy_model, tmp_path, monkeypatch):
+    """Named as `out/model` from the folder where it was explored; distilled from elsewhere."""
+    shutil.copytree(toy_model, tmp_path / "here" / "out" / "model")
+    lines = [json.dumps({**line, "model": "out/model"}) for line in read_jsonl(str(cplus))]
+    (tmp_path / "here" / "out" / "cplus.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    args, _ = distill.parse(["--cplus", "here/out/cplus.jsonl"])
+    assert args.settings.model == str(tmp_path / "here" / "out" / "model")

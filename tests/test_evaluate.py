@@ -796,9 +796,9 @@ def test_options_are_resolved_once():
     assert (options.traces, options.samples, options.seed, options.split) == (["failure"], 4, 1, "test")
     assert options.engine_flags["dtype"] == "float32" and options.engine_flags["model"] is None
     line = {"model": "m", "family": "olmo3", "decoding": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 64}}
-    explored = engines.as_run(options.engine_flags, line)
+    explored = engines.as_run(options.engine_flags, line, "cplus.jsonl")
     assert (explored["model"], explored["dtype"], explored["top_p"]) == ("m", "float32", 0.95)
-    assert engines.as_run(options.engine_flags | {"top_p": 1.0}, line)["top_p"] == 1.0
+    assert engines.as_run(options.engine_flags | {"top_p": 1.0}, line, "cplus.jsonl")["top_p"] == 1.0
     with pytest.raises(AttributeError):
         options.seed = 2
 

@@ -320,7 +320,7 @@ def test_more_calls_and_problems_extend_a_run(monkeypatch, tmp_path):
 @pytest.mark.parametrize("flags,sentence", [
     (["--seed", 2], "holds a run with seed = 1, not 2"), (["--tail", 10], "tail = 2000, not 10"),
     (["--method", "random"], "method = leaf"), (["--restart", "never"], "restart = 5"), (["--memory", "last3"], "memory = leaf"),
-    (["--limit", 1], "limit = None")])
+    (["--limit", 1], "no limit, not limit = 1")])
 def test_changed_settings_are_refused(monkeypatch, tmp_path, flags, sentence):
     run(monkeypatch, tmp_path, number_script)
     before = (tmp_path / "out" / "rollouts.jsonl").read_bytes()
@@ -342,7 +342,7 @@ def test_fewer_calls_and_another_problem_are_refused(monkeypatch, tmp_path):
 def test_settings_that_are_gone_are_refused(monkeypatch, tmp_path):
     run(monkeypatch, tmp_path, number_script)
     (tmp_path / "out" / "explore.json").write_text("{}")
-    with pytest.raises(BadInput, match="holds a run with bench = None"):
+    with pytest.raises(BadInput, match="holds a run with no bench, not bench"):
         run(monkeypatch, tmp_path, number_script)
 
 

@@ -226,7 +226,7 @@ def test_a_finished_test_stays_and_another_is_refused(tmp_path, toy_model, monke
     evaluate.main(test_flags(tmp_path, toy_model))
     assert content(tmp_path) == before and "9 of 9 answers are there already" in capsys.readouterr().out
     for flags, said in ((("--seed", "2"), "seed = 1, not 2"), (("--temperature", "0.5"), "temperature = 1.0, not 0.5"),
-                        (("--limit", "2", "--seed", "2"), "seed = 1, not 2, limit = None, not 2 (a")):
+                        (("--limit", "2", "--seed", "2"), "seed = 1, not 2, no limit, not limit = 2 (a")):
         assert said in refused("evaluate", test_flags(tmp_path, toy_model, *flags), tmp_path)
     own_bench(tmp_path, ("p1", "p2", "p4"))
     assert "of other problems or prompts" in refused("evaluate", test_flags(tmp_path, toy_model), tmp_path)
@@ -288,7 +288,7 @@ def test_an_adapter_is_tested_as_its_run_sampled(tmp_path):
                            ("updates/adapter/step_3", between), ("elsewhere", {"model": "m"})):
         assert engines.adapter_run(str(tmp_path / name)) == settings
     flags = evaluate.parse(["--bench", "b", "--top-p", "1"]).engine_flags
-    taken = engines.as_run(flags, ours)
+    taken = engines.as_run(flags, ours, tmp_path)
     assert [taken[name] for name in ("model", "family", "temperature", "top_p", "max_tokens")] == ["m", "olmo3", 0.6, 1.0, 7]
 
 
