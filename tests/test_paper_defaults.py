@@ -33,8 +33,9 @@ from test_data import lcb_row, math_rows, mbpp_rows, science_rows, write
 QWEN, OLMO = "Qwen/Qwen3-8B", "allenai/Olmo-3-7B-Instruct"
 # As in Qwen3's own template: the empty block of thoughts stands there where thinking is switched off.
 NO_THOUGHTS = "<think>\n\n</think>\n\n"
-TEMPLATE = CHATML.replace("assistant\n{% endif %}", "assistant\n{% if enable_thinking is defined and not enable_thinking %}"
-                          + NO_THOUGHTS.replace("\n", "\\n").join(["{{ '", "' }}"]) + "{% endif %}{% endif %}")
+TEMPLATE = CHATML.replace("assistant\n{% endif %}", (
+    "assistant\n{% if enable_thinking is defined and not enable_thinking %}"
+    "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"))
 LONG = "x" * 101 + "y" * 2000                      # 2,101 tokens: the tokenizer's are bytes
 JUDGED = "a" * 3000 + "b" * 1000 + "c" * 9000      # characters
 
@@ -80,7 +81,8 @@ class FakeVLLM:
         made = {name: types.ModuleType(name) for name in names}
         made["vllm"].SamplingParams = lambda **given: given
         made["vllm"].AsyncEngineArgs = lambda **given: given
-        made["vllm.lora.request"].LoRARequest = made["vllm.sampling_params"].RequestOutputKind = types.SimpleNamespace(FINAL_ONLY=0)
+        made["vllm.lora.request"].LoRARequest = None  # no request here has an adapter
+        made["vllm.sampling_params"].RequestOutputKind = types.SimpleNamespace(FINAL_ONLY=0)
         made["vllm.platforms"].current_platform = types.SimpleNamespace(
             is_cpu=lambda: False, get_device_total_memory=lambda: 2**37)
         made["vllm.v1.engine.exceptions"].EngineDeadError = made["vllm.v1.engine.exceptions"].EngineGenerateError = Enough
@@ -284,24 +286,30 @@ def records(steps, **fields):
 
 EXPLORATION = [
     ("2.2: K = 24 verifier calls a problem", lambda s: len(leaf(s).records), 24),
-    ("2.2: M = 5, a restart at steps 1, 6, ...", lambda s: [t for t, r in leaf(s).steps.items() if r["restart"]], [1, 6, 11, 16, 21]),
+    ("2.2: M = 5, a restart at steps 1, 6, ...",
+     lambda s: [t for t, r in leaf(s).steps.items() if r["restart"]], [1, 6, 11, 16, 21]),
     ("2.2: a draft at each restart, beside the K calls", lambda s: len(leaf(s).requests), 24 + 5),
     ("2.2: L, the last 2,000 tokens of an answer", lambda s: shown(leaf(s).steps[2]), "y" * 2000),
     ("2.2: L, of a draft", lambda s: shown(leaf(s).steps[6]), "y" * 2000),
     ("2.2: a carry step shows the last answer alone", lambda s: len(leaf(s).steps[5]["context"]), 3),
-    ("3.1: a cap of 5 GPU hours", lambda s: leaf(s).settings["gpu_hours"], 5.0),
-    ("C.5: random sampling has K = 24 calls", lambda s: len(s.explored(QWEN, "math500", "--method", "random").requests), 24),
-    ("C.5: random sampling has the plain prompt",
+    ("3.1.1: a cap of 5 GPU hours", lambda s: leaf(s).settings["gpu_hours"], 5.0),
+    ("3.1.1: random sampling has K = 24 calls",
+     lambda s: len(s.explored(QWEN, "math500", "--method", "random").requests), 24),
+    ("3.1.1: random sampling has the plain prompt",
      lambda s: {r.prompt for r in s.explored(QWEN, "math500", "--method", "random").requests}, lambda s: {leaf(s).requests[0].prompt}),
-    ("B.4: run seed s shifts every seed by (s - 1) 10^8",
+    ("E: run seed s shifts every seed by (s - 1) 10^8",
      lambda s: s.explored(QWEN, "math500", "--calls", 1, "--seed", 3).answers[-1].seed - s.one(QWEN, "math500").seed, 2 * 10**8),
-    ("E.1: K = 20 on LCB's training set", lambda s: len(s.explored(QWEN, "lcb", "--split", "train").records), 20),
-    ("E.1: no cap on LCB's training set", lambda s: s.explored(QWEN, "lcb", "--split", "train").settings["gpu_hours"], None),
-    ("E.1: K = 20 on SciKnowEval's training set", lambda s: len(s.explored(QWEN, "sciknoweval", "--split", "train").records), 20),
-    ("E.1: no cap on SciKnowEval's training set",
+    ("E.4: K = 20 on LCB's training set", lambda s: len(s.explored(QWEN, "lcb", "--split", "train").records), 20),
+    ("E.4: no cap on LCB's training set",
+     lambda s: s.explored(QWEN, "lcb", "--split", "train").settings["gpu_hours"], None),
+    ("E.4: K = 20 on SciKnowEval's training set",
+     lambda s: len(s.explored(QWEN, "sciknoweval", "--split", "train").records), 20),
+    ("E.4: no cap on SciKnowEval's training set",
      lambda s: s.explored(QWEN, "sciknoweval", "--split", "train").settings["gpu_hours"], None),
-    ("E.1: K = 20 on MATH's training set", lambda s: explore.parse(["--bench", "math500", "--split", "train", "--model", QWEN])[0].calls, 20),
-    ("G.2: head and tail, 1,000 tokens each", lambda s: compressed(s, "head-tail"), "x" * 101 + "y" * 899 + "\n...\n" + "y" * 1000),
+    ("E.4: K = 20 on MATH's training set",
+     lambda s: explore.parse(["--bench", "math500", "--split", "train", "--model", QWEN])[0].calls, 20),
+    ("G.2: head and tail, 1,000 tokens each",
+     lambda s: compressed(s, "head-tail"), "x" * 101 + "y" * 899 + "\n...\n" + "y" * 1000),
     ("G.2: the 1,000 tokens of lowest probability", lambda s: len(compressed(s, "low-logprob")), 1000),
     ("G.2: no compression", lambda s: compressed(s, "none"), LONG),
     ("G.2: a summary of at most 1,000 tokens",
@@ -311,28 +319,35 @@ EXPLORATION = [
 MODELS = [row for model, family, temperature, top_p, lcb, parameters in (
     (QWEN, "a mathematics expert", 1.0, 1.0, 8192, 8.19e9), (OLMO, "in LaTex format", 0.6, 0.95, 16384, 7.30e9)) for row in (
         (f"B.3: the prompts of {model}", lambda s, m=model, f=family: f in s.one(m, "math500").prompt, True),
-        (f"B.4: temperature of {model}", lambda s, m=model: s.one(m, "math500").temperature, temperature),
-        (f"B.4: top-p of {model}", lambda s, m=model: s.one(m, "math500").top_p, top_p),
-        (f"B.4: response limit of {model}, MATH-500", lambda s, m=model: s.one(m, "math500").max_tokens, 8192),
-        (f"B.4: response limit of {model}, SciKnowEval", lambda s, m=model: s.one(m, "sciknoweval").max_tokens, 8192),
-        (f"B.4: response limit of {model}, MBPP+", lambda s, m=model: s.vllm(m, "mbpp").request["max_tokens"], 8192),
-        (f"C.1: response limit of {model}, LCB", lambda s, m=model: s.one(m, "lcb").max_tokens, lcb),
-        (f"E.1: response limit of {model}, LCB's update", lambda s, m=model: s.distilled(m, "lcb").requests[0].max_tokens, lcb),
-        (f"E.2: response limit of {model}, LCB's test", lambda s, m=model: s.tested(m, "lcb").answers[0].max_tokens, lcb),
-        (f"B.4: the update of {model} samples at its temperature", lambda s, m=model: s.distilled(m, "lcb").requests[0].temperature, temperature),
-        (f"B.4: the update of {model} divides the logits by it", lambda s, m=model: s.distilled(m, "lcb").losses[0].kwargs["temperature"], temperature),
-        (f"E.2: temperature of {model}, tests", lambda s, m=model: s.tested(m, "lcb").answers[0].temperature, temperature),
+        (f"3.1.1: temperature of {model}", lambda s, m=model: s.one(m, "math500").temperature, temperature),
+        (f"3.1.1: top-p of {model}", lambda s, m=model: s.one(m, "math500").top_p, top_p),
+        (f"3.1.1: response limit of {model}, MATH-500", lambda s, m=model: s.one(m, "math500").max_tokens, 8192),
+        (f"3.1.1: response limit of {model}, SciKnowEval", lambda s, m=model: s.one(m, "sciknoweval").max_tokens, 8192),
+        (f"3.1.1: response limit of {model}, MBPP+", lambda s, m=model: s.vllm(m, "mbpp").request["max_tokens"], 8192),
+        (f"3.1.1: response limit of {model}, LCB", lambda s, m=model: s.one(m, "lcb").max_tokens, lcb),
+        (f"E.1: response limit of {model}, LCB's update",
+         lambda s, m=model: s.distilled(m, "lcb").requests[0].max_tokens, lcb),
+        (f"E.2: response limit of {model}, LCB's test",
+         lambda s, m=model: s.tested(m, "lcb").answers[0].max_tokens, lcb),
+        (f"B.4: the update of {model} samples at its temperature",
+         lambda s, m=model: s.distilled(m, "lcb").requests[0].temperature, temperature),
+        (f"B.4: the update of {model} divides the logits by it",
+         lambda s, m=model: s.distilled(m, "lcb").losses[0].kwargs["temperature"], temperature),
+        (f"E.2: temperature of {model}, tests",
+         lambda s, m=model: s.tested(m, "lcb").answers[0].temperature, temperature),
         (f"E.2: top-p of {model}, tests", lambda s, m=model: s.tested(m, "lcb").answers[0].top_p, top_p),
-        (f"E.5: parameters of {model}", lambda s, m=model: s.explored(m, "math500", "--calls", 1).result["parameters"], parameters),
+        (f"E.5: parameters of {model}",
+         lambda s, m=model: s.explored(m, "math500", "--calls", 1).result["parameters"], parameters),
         (f"E.5: parameters of {model}, with vLLM", lambda s, m=model: s.vllm(m, "mbpp").parameters, parameters))]
 
-THINKING = [(f"B.4: no thinking in {what}", lambda s, f=prompt: f(s).endswith("assistant\n" + NO_THOUGHTS), True) for what, prompt in (
+THINKING = [(f"3.1.1: no thinking in {what}", lambda s, f=prompt: f(s).endswith("assistant\n" + NO_THOUGHTS), True) for what, prompt in (
     ("a draft", lambda s: leaf(s).requests[0].prompt), ("a restart", lambda s: leaf(s).requests[1].prompt),
     ("a carry step", lambda s: leaf(s).requests[-1].prompt), ("the judge's prompt", lambda s: judge(s).prompt),
     ("the student's prompt", lambda s: update(s).requests[0].prompt),
     ("a test", lambda s: s.tested(QWEN, "math500").requests[0].prompt))] + [
     # two more turns than the student's, each of a role, a letter and the marks around them
-    ("B.4: no thinking in the teacher's context", lambda s: update(s).samples[0]["context_tokens"] - update(s).samples[0]["prompt_tokens"],
+    ("3.1.1: no thinking in the teacher's context",
+     lambda s: update(s).samples[0]["context_tokens"] - update(s).samples[0]["prompt_tokens"],
      lambda s: len(make_tokenizer()("<|im_start|>assistant\ny<|im_end|>\n<|im_start|>user\nz<|im_end|>\n")["input_ids"]))]
 
 ENGINE = [
@@ -342,10 +357,12 @@ ENGINE = [
     ("C.5: chunked prefill", lambda s: s.vllm(QWEN, "math500").engine["enable_chunked_prefill"], True),
     ("B.4: no top-k", lambda s: s.vllm(QWEN, "math500").request["top_k"], 0),
     ("B.4: no min-p", lambda s: s.vllm(QWEN, "math500").request["min_p"], 0.0),
-    ("B.4: nothing from the model's generation_config.json", lambda s: s.vllm(QWEN, "math500").engine["generation_config"], "vllm"),
-    ("B.4: mu is after temperature and top-p", lambda s: s.vllm(QWEN, "math500").engine["logprobs_mode"], "processed_logprobs"),
+    ("B.4: nothing from the model's generation_config.json",
+     lambda s: s.vllm(QWEN, "math500").engine["generation_config"], "vllm"),
+    ("B.4: mu is after temperature and top-p",
+     lambda s: s.vllm(QWEN, "math500").engine["logprobs_mode"], "processed_logprobs"),
     ("B.4: vLLM holds adapters of rank 64", lambda s: s.vllm(QWEN, "math500").engine["max_lora_rank"], 64),
-    ("3.1: Qwen3-8B, where nothing is said", lambda s: s.on_a_gpu().model, QWEN),
+    ("3.1.1: Qwen3-8B, where nothing is said", lambda s: s.on_a_gpu().model, QWEN),
     ("B.4: bfloat16, where nothing is said", lambda s: s.on_a_gpu().dtype, "bfloat16"),
     ("B.4: vLLM, where nothing is said", lambda s: s.on_a_gpu().engine, "vllm"),
 ]
@@ -357,11 +374,13 @@ UPDATE = [
     ("B.4: AdamW's betas", lambda s: group(update(s))["betas"], (0.9, 0.999)),
     ("B.4: AdamW's weight decay", lambda s: group(update(s))["weight_decay"], 0.01),
     ("B.4: gradient norm of at most 1", lambda s: [(*c.args, *c.kwargs.values())[1] for c in update(s).clipped], [1.0]),
-    ("B.4: one optimizer step a step", lambda s: {float(v["step"]) for v in update(s).optimizers[0].result.state.values()}, {1.0}),
+    ("B.4: one optimizer step a step",
+     lambda s: {float(v["step"]) for v in update(s).optimizers[0].result.state.values()}, {1.0}),
     ("B.4: LoRA rank", lambda s: update(s).adapter["r"], 64),
     ("B.4: LoRA alpha", lambda s: update(s).adapter["lora_alpha"], 64),
     ("B.4: LoRA dropout", lambda s: update(s).adapter["lora_dropout"], 0.0),
-    ("B.4: LoRA on all linear layers but the head", lambda s: sorted({name.rpartition(".")[2] for name in update(s).adapter["target_modules"]}),
+    ("B.4: LoRA on all linear layers but the head",
+     lambda s: sorted({name.rpartition(".")[2] for name in update(s).adapter["target_modules"]}),
      ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]),
     ("B.4: no bias is trained", lambda s: update(s).adapter["bias"], "none"),
     # the toy has two layers, each with seven linear ones, each with A and B
@@ -371,11 +390,12 @@ UPDATE = [
     ("2.3: no cap on LCB", lambda s: s.distilled(QWEN, "lcb").losses[0].kwargs["tau"], math.inf),
     ("2.3: no cap on SciKnowEval", lambda s: s.distilled(QWEN, "sciknoweval").losses[0].kwargs["tau"], math.inf),
     ("B.4: weights of at most 2", lambda s: update(s).metrics["mean_w"], 2.0),
-    ("C.5: the engine beside the update takes 0.4 of the GPU", lambda s: update(s).engine.settings.gpu_memory, 0.4),
+    ("ours: the engine beside the update takes 0.4 of the GPU", lambda s: update(s).engine.settings.gpu_memory, 0.4),
     ("G.3: lr 1e-6 of an update between the steps", lambda s: group(s.interleaved())["lr"], 1e-6),
     ("G.3: its weight decay", lambda s: group(s.interleaved())["weight_decay"], 0.01),
     ("G.3: its tau on MATH", lambda s: s.interleaved().losses[0].kwargs["tau"], 1e-3),
-    ("G.3: its engine takes 0.4 of the GPU", lambda s: s.interleaved().engine.settings.gpu_memory, 0.4),
+    ("ours: the engine beside updates between the steps takes 0.4 of the GPU",
+     lambda s: s.interleaved().engine.settings.gpu_memory, 0.4),
 ]
 
 TESTS = [
@@ -385,7 +405,8 @@ TESTS = [
     ("C.3: the judge is the model without adapter", lambda s: judge(s).adapter, None),
     ("C.3: the judge reads the first 3,000 and the last 9,000 of over 12,000 characters",
      lambda s: (judge(s).prompt.count("aaa"), judge(s).prompt.count("bbb"), judge(s).prompt.count("ccc")), (1000, 0, 3000)),
-    ("A: repeats are counted over 24 steps", lambda s: measures.repeats(records(30, reward=0, signature="e")), (24, 23)),
+    ("A: repeats are counted over 24 steps",
+     lambda s: measures.repeats(records(30, reward=0, signature="e")), (24, 23)),
     ("G.4: self-correction is counted over 10 steps",
      lambda s: measures.self_correction(records(10, correct=0) | {"q": {11: {"problem": "q", "step": 11, "restart": False, "correct": 1}}},
                                         lambda r: None)["mean"], 0.0),
@@ -398,15 +419,21 @@ DATA = [
     ("C.1: 25 of L5 a domain", lambda s: count(s.problems("sciknoweval"), "Physics", "L5"), 25),
     ("E.1: SciKnowEval's training set has 400", lambda s: len(s.problems("sciknoweval", "train")), 400),
     ("E.1: 100 of L5 a domain", lambda s: count(s.problems("sciknoweval", "train"), "Physics", "L5"), 100),
-    ("E.1: no problem is in both", lambda s: {p.id for p in s.problems("sciknoweval")} & {p.id for p in s.problems("sciknoweval", "train")}, set()),
+    ("E.1: no problem is in both",
+     lambda s: {p.id for p in s.problems("sciknoweval")} & {p.id for p in s.problems("sciknoweval", "train")}, set()),
     ("E.1: MATH's training set has 500 of Level 5", lambda s: len(s.math_training_set()), 500),
     ("E.1: none of them is in MATH-500", lambda s: min(int(p.text.split()[2]) for p in s.math_training_set()), 10),
-    ("C.1: LCB's contests from 2025-02-01 to 2025-04-30", lambda s: {p.id for p in s.problems("lcb")}, {"2025-02-01", "2025-04-30"}),
-    ("C.2: half of LCB's tests are public", lambda s: [len(s.problems("lcb")[0].tests[part]) for part in ("public", "private")], [3, 4]),
-    ("E.1: LCB's training set is release v5 without v1", lambda s: {p.id for p in s.problems("lcb", "train")}, {"t2", "t3", "t4", "t5"}),
-    ("E.1: all tests of a training problem are public", lambda s: len(s.problems("lcb", "train")[0].tests["public"]), 7),
-    ("E.1: the first that fails ends them", lambda s: s.problems("lcb", "train")[0].tests["stop_at_first_failure"], True),
-    ("C.2: 6 s a test of LCB", lambda s: s.problems("lcb")[0].tests["time_limit"], 6),
+    ("C.1: LCB's contests from 2025-02-01 to 2025-04-30",
+     lambda s: {p.id for p in s.problems("lcb")}, {"2025-02-01", "2025-04-30"}),
+    ("C.2: half of LCB's tests are public",
+     lambda s: [len(s.problems("lcb")[0].tests[part]) for part in ("public", "private")], [3, 4]),
+    ("E.1: LCB's training set is release v5 without v1",
+     lambda s: {p.id for p in s.problems("lcb", "train")}, {"t2", "t3", "t4", "t5"}),
+    ("E.1: all tests of a training problem are public",
+     lambda s: len(s.problems("lcb", "train")[0].tests["public"]), 7),
+    ("E.1: the first that fails ends them",
+     lambda s: s.problems("lcb", "train")[0].tests["stop_at_first_failure"], True),
+    ("LiveCodeBench: 6 s a test", lambda s: s.problems("lcb")[0].tests["time_limit"], 6),
     ("C.2: 30 s an assert of MBPP+", lambda s: s.mbpp().tests["time_limit"], 30),
 ]
 
