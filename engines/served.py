@@ -16,8 +16,6 @@ ENDPOINTS = "/inference/v1/generate", "/v1/completions"
 
 
 class ServedEngine(Engine):
-    """One engine of all servers."""
-
     @classmethod
     async def start(cls, settings):
         """An engine whose servers have been tried; a line says what they can. Errors: BadInput."""
@@ -29,7 +27,6 @@ class ServedEngine(Engine):
         super().__init__(settings)
         self.servers = Servers(settings.servers, settings.patience)
         self.gpus *= len(settings.servers)
-        self.slots = 512 * len(settings.servers)
         self.parameters = count_parameters(self.config)
         self.has_mu = self.has_priority = True
         self.adapter, self.adapter_name = None, None  # the one that the servers hold
@@ -46,12 +43,13 @@ class ServedEngine(Engine):
         # Only the likeliest token is left: its log-probability is 0 after top-p, and below 0 before it.
         certain = await self.sample(**ask | {"temperature": 2.0, "top_p": 1e-6})
         self.has_mu = bool(certain.logprobs) and min(certain.logprobs) > -1e-3
-        facts = [f"{len(windows)} x {self.servers.all[0].model}", f"window {self.window}", self.path]
-        facts.append("log-probabilities after temperature and top-p" if self.has_mu else
-                     "none of after temperature and top-p (so no distill.py, no --compress low-logprob)")
-        facts.append("seeds" if has_seeds else "no seeds (so no answer can be repeated)")
-        facts.append("priorities" if self.has_priority else "no priorities (so steps are not finished in order)")
-        return "served: " + ", ".join(facts)
+        mu = "log-probabilities after temperature and top-p"
+        known = ((self.has_mu, mu, "so no distill.py, no --compress low-logprob"),
+                 (has_seeds, "seeds", "so no answer can be repeated"),
+                 (self.has_priority, "priorities", "so steps end in any order"))
+        facts = [fact if has else f"no {fact} ({lack})" for has, fact, lack in known]
+        return (f"served: {len(windows)} x {self.servers.all[0].model}, window {self.window}, {self.path}, "
+                f"{', '.join(facts)}")
 
     async def find_model(self, server):
         """Set server.model. -> its window, or None. Errors: BadInput."""
@@ -86,12 +84,11 @@ class ServedEngine(Engine):
             body |= {"token_ids": prompt_token_ids, "sampling_params": params}
         else:
             body |= {"prompt": prompt_token_ids, "return_token_ids": True, **params}
-        begin = time.time()
-        sample = self.completion(await self.servers.answer(self.path, body, name), len(prompt_token_ids), max_tokens)
-        sample.seconds = time.time() - begin  # with the wait in a server's queue, of which it does not tell
-        return sample
+        begin, content = time.time(), await self.servers.answer(self.path, body, name)
+        # The seconds hold the wait in a server's queue, of which it does not tell.
+        return self.completion(content, len(prompt_token_ids), max_tokens, time.time() - begin)
 
-    def completion(self, content, prompt_tokens, max_tokens):
+    def completion(self, content, prompt_tokens, max_tokens, seconds):
         """The Sample in an answer. Errors: BadInput, if it is not what was asked for."""
         try:
             choice, = content["choices"]
@@ -104,10 +101,10 @@ class ServedEngine(Engine):
             raise BadInput("a server's answer has not the token ids and log-probabilities that were asked for: "
                            f"{str(content)[:200]}.")
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return Sample(ids, text, values if self.has_mu else [], reason, prompt_tokens)
+        return Sample(ids, text, values if self.has_mu else [], reason, prompt_tokens, seconds)
 
     async def use_adapter(self, adapter):
-        """The name of an adapter folder with all servers, which read it where it lies. Errors: BadInput."""
+        """The name of an adapter folder with all servers. Errors: BadInput."""
         path = os.path.realpath(adapter)
         version = path, os.stat(os.path.join(path, "adapter_model.safetensors")).st_mtime_ns
         async with self.lock:

@@ -116,9 +116,9 @@ def cpu_commands(page):
 
 
 def test_every_command_that_needs_no_gpu_is_run_as_it_is_written():
-    """By .ci/run, their comments apart; one command takes too long and says so."""
+    """By .ci/run, their comments apart; two commands take too long and say so."""
     ci = (ROOT / ".ci" / "run").read_text().splitlines()
     lines = [line for page in PAGES.values() for line in cpu_commands(page) if line.strip()]
-    assert sum(SLOW in line for line in lines) <= 1
+    assert sum(SLOW in line for line in lines) <= 2
     commands = [line.partition("  #")[0].strip() for line in lines if SLOW not in line]
     assert len(commands) >= 20 and not [command for command in commands if command not in ci]
