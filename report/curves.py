@@ -20,6 +20,7 @@ class RunRecord:
     seed: int
     curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only where the run has ended
     parameters: float | None    # N of Eq. 5, from explore.json
+    settings: dict      # of explore.json; {} without it
 
 
 @dataclasses.dataclass
@@ -54,9 +55,10 @@ def read_beside(path, name):
 
 
 def model_name(model):
-    """The last part of a Hub id or folder: the paper's models keep their name wherever they lie, and seeds that have a
-    model each (tiny.py) belong together."""
-    return os.path.basename(os.path.normpath(model))
+    """The last part of a Hub id or folder: the paper's models keep their name wherever they lie. Of a name that says
+    nothing (distill.py --merge makes it), the last two."""
+    folder, name = os.path.split(os.path.normpath(model))
+    return os.path.join(os.path.basename(folder), name) if name == "merged" else name
 
 
 def bench_name(bench, split):
@@ -74,8 +76,10 @@ def read_run(path, number=1):
     first = next(record for steps in attempts.values() for record in steps.values())
     failed = result.get("failed", {})
     attempts = {problem: {} for problem in failed} | attempts  # also those that never fitted the model's window
-    if result and len(attempts) < result["problems"]:
-        raise BadInput(f"{path} has answers to {len(attempts)} of its {result['problems']} problems only: go on with "
+    # A run that was stopped has no result, but its problems stand beside it.
+    total = result.get("problems") or len(read_beside(path, "problems.json") or {})
+    if len(attempts) < total:
+        raise BadInput(f"{path} has answers to {len(attempts)} of its {total} problems only: go on with "
                        "the same explore.py command, with a larger --gpu-hours if its cap ended it.")
     complete = measures.complete_steps(attempts)
     if complete == 0:
@@ -88,7 +92,7 @@ def read_run(path, number=1):
     return RunRecord(
         path, counted, bench_name(first["bench"], settings.get("split")), method_of(first["method"], settings),
         model_name(settings.get("model", "model")), settings.get("seed", number),
-        {name: values[:last] for name, values in curves.items()}, result.get("parameters"))
+        {name: values[:last] for name, values in curves.items()}, result.get("parameters"), settings)
 
 
 def last_step(path, curves, complete, settings):
@@ -173,14 +177,46 @@ def read_group(paths):
             raise BadInput(f"{cell[-1].path} and {run.path} are both {run.model} on {run.bench} with seed {run.seed}: "
                            "name one of them.")
         cell.append(run)
+        check_alike(cell[0], run, run.settings.keys() - FREE)
     if len({tuple(run.seed for run in cell) for cell in cells.values()}) > 1:
         raise BadInput("the seeds have different models or benches: name every run of each seed, or fewer seeds.")
     seeds = list(zip(*cells.values()))
-    for same_seed in seeds:
-        last = min(len(run.curves["calls"]) for run in same_seed)
-        for run in same_seed:
-            run.curves = {name: values[:last] for name, values in run.curves.items()}
+    if not runs[0].method.changes:
+        for same_seed in seeds:
+            cut_at_common_step(same_seed)
     return Group(runs[0].method, cells, [overall(same_seed) for same_seed in seeds])
+
+
+def cut_at_common_step(runs):
+    """Cut the runs of one seed at the last step that counts on all benches of a model (App. C.4, Table 11).
+
+    The ablations keep each bench's own last step (Tables 22, 23, 25).
+    """
+    for model in {run.model for run in runs}:
+        own = [run for run in runs if run.model == model]
+        last = min(len(run.curves["calls"]) for run in own)
+        for run in own:
+            run.curves = {name: values[:last] for name, values in run.curves.items()}
+
+
+# What may differ between the seeds of a method, and what may not between two methods that are compared.
+FREE = {"seed", "model", "data", "engine", "gpu_memory", "tensor_parallel", "data_parallel"}
+DECODING = {"calls", "temperature", "top_p", "max_tokens", "family"}
+
+
+def check_alike(one, other, names):
+    """BadInput unless two runs have the same problems, model and settings `names`, as far as both know them."""
+    differ = [name for name in sorted(names & one.settings.keys() & other.settings.keys())
+              if one.settings[name] != other.settings[name]]
+    models = [run.settings.get("model", "") for run in (one, other)]
+    if any(map(os.path.isdir, models)) and len({os.path.realpath(model) for model in models}) > 1:
+        differ.insert(0, "model")
+    pairs = [f"{name} = {one.settings[name]} and {other.settings[name]}" for name in differ[:3]]
+    if one.attempts.keys() != other.attempts.keys():
+        pairs.insert(0, f"problems ({len(one.attempts)} and {len(other.attempts)} of them)")
+    if pairs:
+        raise BadInput(f"{one.path} and {other.path} differ in {', '.join(pairs)}: name runs that are alike but for "
+                       "the seed, or compare two methods on the same problems, calls and decoding.")
 
 
 RATES = ("calls", "pass", "accuracy", "length")  # averaged over benches; all other curves are costs, which add up

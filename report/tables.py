@@ -3,12 +3,13 @@
 evaluate.py is their command line; measures.py has the formulas. Nothing here needs a model or a GPU.
 """
 import dataclasses
+import itertools
 import os
 
 from answers import last_boxed, program_of
 from common.errors import BadInput
 from report import measures, paper
-from report.curves import mean_curves, read_group
+from report.curves import DECODING, check_alike, mean_curves, read_group
 from report.measures import over_seeds
 from report.method import LEAF, RANDOM, Method
 
@@ -213,6 +214,9 @@ def read_groups(*paths):
     """A group of each list of files; two groups of one method have their folders in their names."""
     paths = [files for files in paths if files]
     groups = [read_group(files) for files in paths]
+    for ours, theirs in itertools.combinations(groups, 2):
+        for key in ours.runs.keys() & theirs.runs.keys():
+            check_alike(ours.runs[key][0], theirs.runs[key][0], DECODING)
     if len({group.method for group in groups}) < len(groups):
         for group, files in zip(groups, paths):
             folder = os.path.dirname(files[0]) or "."

@@ -15,7 +15,7 @@ from ablations import teacher_contexts
 from common.errors import BadInput, ContextTooLong
 from conftest import make_model
 from engines.base import Sample, request_seed
-from report import curves, paper
+from report import curves, measures, paper
 from report.method import LEAF, RANDOM, Method, method_of, parsed
 
 
@@ -860,3 +860,77 @@ def test_bad_input_exits_with_status_2_and_no_traceback(tmp_path):
     done = subprocess.run([sys.executable, "evaluate.py", "--rollouts", str(tmp_path / "none.jsonl")],
                           capture_output=True, text=True, cwd=Path(evaluate.__file__).parent)
     assert done.returncode == 2 and "none.jsonl" in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Only like things in one row
+
+
+@pytest.mark.parametrize("more, other, sentence", [
+    ({"temperature": 1.0}, {"temperature": 0.6}, "temperature = 1.0 and 0.6"), ({"calls": 24}, {"calls": 20}, "calls = 24 and 20"),
+    ({"max_tokens": 8}, {"max_tokens": 9}, "max_tokens = 8 and 9")])
+def test_seeds_and_methods_that_differ_are_not_compared(tmp_path, more, other, sentence):
+    first = write_run(tmp_path / "1", {"a": "x R", "b": "x x"}, **more)
+    second = write_run(tmp_path / "2", {"a": "x R", "b": "x x"}, seed=2, **other)
+    with pytest.raises(BadInput, match=sentence):
+        curves.read_group([first, second])
+    random = write_run(tmp_path / "3", {"a": "x R", "b": "x x"}, method="random", **other)
+    with pytest.raises(BadInput, match=sentence):
+        report.tables.read_groups([first], [random])
+    # what may differ
+    third = write_run(tmp_path / "4", {"a": "x R", "b": "x x"}, seed=2, engine="hf", gpu_memory=0.4, data="copy", **more)
+    assert len(curves.read_group([first, third]).curves) == 2
+
+
+def test_other_problems_are_not_compared(tmp_path):
+    first = write_run(tmp_path / "1", {"a": "x R", "b": "x x"})
+    for second in (write_run(tmp_path / "2", {"a": "x R"}, seed=2), write_run(tmp_path / "3", {"a": "x R", "c": "x x"}, seed=2)):
+        with pytest.raises(BadInput, match="differ in problems"):
+            curves.read_group([first, second])
+
+
+def test_two_models_in_folders_of_one_name_are_two(tmp_path):
+    folders = [tmp_path / name / "merged" for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    runs = [write_run(tmp_path / f"run{seed}", {"a": "x R"}, seed=seed, model=str(folder)) for seed, folder in enumerate(folders, 1)]
+    assert [curves.read_run(path).model for path in runs] == ["one/merged", "two/merged"]
+    models = [tmp_path / name / "model" for name in ("one", "two")]
+    for folder in models:
+        folder.mkdir()
+    runs = [write_run(tmp_path / f"other{seed}", {"a": "x R"}, seed=seed, model=str(folder)) for seed, folder in enumerate(models, 1)]
+    with pytest.raises(BadInput, match="differ in model"):
+        curves.read_group(runs)
+
+
+def test_a_stopped_run_is_not_shown_as_whole(tmp_path):
+    """40 of 128 problems would give another pass rate."""
+    path = write_run(tmp_path / "run", {"a": "x R", "b": "x x"})
+    explored = json.loads((tmp_path / "run" / "explore.json").read_text())
+    del explored["result"]
+    (tmp_path / "run" / "explore.json").write_text(json.dumps(explored))
+    (tmp_path / "run" / "problems.json").write_text(json.dumps({"a": "1", "b": "2", "c": "3"}))
+    with pytest.raises(BadInput, match="answers to 2 of its 3 problems only"):
+        curves.read_run(path)
+
+
+def test_the_common_step_is_that_of_a_model(tmp_path):
+    """One model's short bench cuts its others, and no other model's; an ablation's benches keep their own last step."""
+    lengths = {("Qwen/Qwen3-8B", "math500"): "x x R", ("Qwen/Qwen3-8B", "lcb"): "x R", ("allenai/Olmo-3-7B-Instruct", "math500"): "x x x R"}
+    for restart, expected in (5, [("Olmo", 4), ("Qwen3", 2), ("Qwen3", 2)]), (2, [("Olmo", 4), ("Qwen3", 2), ("Qwen3", 3)]):
+        paths = []
+        for (model, bench), line in lengths.items():
+            folder = tmp_path / f"{restart}-{len(paths)}"
+            paths.append(write_run(folder, {"a": line}, model=model, bench=bench, restart=restart))
+            records = [json.loads(text) | {"bench": bench} for text in open(paths[-1])]
+            (folder / "rollouts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        group = curves.read_group(paths)
+        steps = [(model.split("-")[0], len(run.curves["calls"])) for (model, _), (run,) in group.runs.items()]
+        assert sorted(steps) == expected
+
+
+def test_paired_rates_do_not_depend_on_the_order_of_lines():
+    ours = {name: [(0, k % 2, (k + 1) % 2)] for k, name in enumerate("abcdefg")}
+    theirs = {name: [(0, k % 3 == 0, 1)] for k, name in enumerate("abcdefg")}
+    turned = dict(reversed(ours.items()))
+    assert measures.paired_rates(ours, theirs) == measures.paired_rates(turned, theirs)

@@ -13,7 +13,7 @@ import pytest
 
 import distill
 from conftest import make_model
-from test_vllm import ROUNDING, command, marked, wait_for
+from test_vllm import ROUNDING, command, descendants, marked, wait_for
 
 FLAGS = ("--dtype", "float32", "--max-model-len", "2048", "--logprobs-mode", "processed_logprobs", "--scheduling-policy", "priority",
          "--enable-scale-out", "--generation-config", "vllm", "--enable-lora", "--max-lora-rank", "64", "--enforce-eager",
@@ -40,6 +40,10 @@ class Server:
             return False
 
     def kill(self):
+        """With what it has started, which is in sessions of its own."""
+        for pid in descendants(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # it is gone already
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
