@@ -175,7 +175,7 @@ def interleaved(monkeypatch, folder, model, *flags, calls=6, fail_at=None):
         assert adapters and settings.gpu_memory == 0.4
         return scripted
     monkeypatch.setattr(engines, "start", start)
-    monkeypatch.setattr(verifiers, "Graders", PlainGraders)
+    monkeypatch.setattr(verifiers, "Graders", lambda strict: PlainGraders())
     try:
         explore.main(["--bench", bench, "--calls", str(calls), "--model", model, "--max-tokens", "40", "--out", str(folder),
                       "--lr", "1e-3", *map(str, flags)])
