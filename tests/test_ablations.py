@@ -242,7 +242,7 @@ def test_updates_are_resumed(monkeypatch, tmp_path, toy_model, every, fail_at):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     with pytest.raises(BadInput, match=f"update_every = {every}, not 3"):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", 3)
-    with pytest.raises(BadInput, match="limit = None, not 1"):
+    with pytest.raises(BadInput, match="no limit, not limit = 1"):
         interleaved(monkeypatch, tmp_path / "out", toy_model, "--update-every", every, "--limit", 1)
     os.remove(tmp_path / "out" / "rollouts.jsonl")
     with pytest.raises(BadInput, match="which is not that of rollouts.jsonl"):
