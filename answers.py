@@ -2,8 +2,10 @@
 
 Its imports are few on purpose: every worker process that compares MATH answers loads this file.
 """
+import ast
 import re
 import sys
+import warnings
 from decimal import Decimal, InvalidOperation
 
 from common.math_items import judged
@@ -82,11 +84,8 @@ def program_of(response):
         opening = opening_of(lines[number])
         number += 1
         if opening:
-            # A fence within a string of the program is a line of it, where the string ends.
-            block, end = block_at(lines, number, opening, True) or block_at(
-                lines, number, opening, False) or (None, len(lines))
+            block, number = block_of(lines, number, opening)
             blocks += [block] if block is not None else []
-            number = end
     # A file may begin with a byte order mark, and runs.
     program = max(blocks, key=len, default="").removeprefix("\ufeff")
     return as_text(program) or None
@@ -96,20 +95,43 @@ def opening_of(line):
     return OPENING.match(line) or OPENING_BEHIND_TEXT.match(line)
 
 
-def block_at(lines, first, opening, knows_strings):
+def block_of(lines, first, opening):
+    """-> (text of the block that begins at `first`, or None; the number of the line after it).
+
+    A fence within a string or a comment of a program is a part of it.
+    """
+    as_python = block_at(lines, first, opening, True)
+    plain = block_at(lines, first, opening, False)
+    is_certain = as_python == plain or as_python and is_python(as_python[0])
+    return (as_python if is_certain else plain) or (None, len(lines))
+
+
+def is_python(text):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in strings
+        try:
+            return text is not None and ast.parse(text) is not None
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+
+
+def block_at(lines, first, opening, knows_python):
     """The block that begins at the line `first` after its opening fence.
 
     -> (its text, the number of the line after it); (None, that of another opening) if it was never
-    closed; None if the lines end before. knows_strings: lines within triple quotes are no fences.
+    closed; None if the lines end before. knows_python: strings and comments of Python hold no
+    fences.
     """
     fence, quote = opening[1], None
     for number, line in enumerate(lines[first:], first):
-        in_string = quote is not None
-        if knows_strings:
+        in_string = quote is not None or number > first and lines[number - 1].endswith("\\")
+        if knows_python:
             quote = open_quote(line, quote)
-        if in_string:
+        if knows_python and in_string:
             continue
         last_line = before_closing(line, fence)
+        if knows_python and (last_line or "").lstrip(" \t>").startswith("#"):
+            continue
         if last_line is not None:
             return without_margin([*lines[first:number], last_line], opening.start(1)), number + 1
         new = opening_of(line)

@@ -1,14 +1,14 @@
 """Asserts beside a program: what they compare, the program never sees (App. C.2)."""
 import ast
 import builtins
+import json
 import sys
 from dataclasses import dataclass, field
 
 from sandbox import run
 from sandbox.program import encode
-from sandbox.proxy import is_same
 
-ROUNDS, CALLS = 200, 2_000  # of one assert: a round costs two processes, and a call is made anew in each
+ROUNDS = 200  # of an assert: each costs two processes
 
 
 @dataclass
@@ -20,41 +20,44 @@ class Assert:
     modules: list  # of Python's library, that it leaves to the program to import
     calls: list = field(default_factory=list)  # the steps that the program must take for it, in their order
     known: list = field(default_factory=list)  # what the program gave for them, as `encode` gives it
-    failed: run.Outcome | None = None  # how the first step without a value ended: it counts if it is needed
+    failed: run.Outcome | None = None  # of the step after these, which may only be guessed
     rounds: int = 0
     outcome: run.Outcome | None = None
 
     def judged(self):
         """The steps of a run without the program."""
         imports = "".join(f"import {name}\n" for name in self.modules)
-        return [{"judge": imports + self.text, "own": self.names, "known": list(zip(self.calls, self.known))}]
+        return [{"judge": imports + self.text, "own": self.names, "calls": self.calls, "known": self.known}]
 
     def called(self):
         """The steps of a run with the program."""
         return self.calls if self.names else [{"exec": self.text}]
 
     def learn(self, outcome):
-        """Take in the outcome of a run without the program: a verdict, or the calls that are needed next."""
+        """Take in the outcome of a run without the program: a verdict, or the next calls that are needed."""
         self.rounds += 1
         if outcome.kind != "ok" or not outcome.value:
             self.outcome = outcome
-        elif "whole" in outcome.value:
-            self.names = []
-        elif self.failed and outcome.value["after"] == len(self.known) and is_same(
-                outcome.value["steps"][0], self.calls[len(self.known)]):
+            return
+        number, steps = outcome.value["number"], outcome.value["steps"]
+        is_next = self.failed and number == len(self.known)
+        # As texts: nan differs from itself.
+        if is_next and json.dumps(steps[0]) == json.dumps(self.calls[number]):
             self.outcome = self.failed
+        elif self.rounds > ROUNDS:  # no reason to run it beside the program: that can return what is endless
+            self.outcome = run.Outcome("error", error=f"RuntimeError: more than {ROUNDS} rounds of calls in one assert")
+        elif "whole" in steps[0]:
+            self.names = []
         else:
-            self.calls = self.calls[:outcome.value["after"]] + outcome.value["steps"]
-        # No reason to run it beside the program: that can return what is endless.
-        if not self.outcome and (self.rounds > ROUNDS or len(self.calls) > CALLS):
-            self.outcome = run.Outcome("error", error=f"RuntimeError: more than {CALLS} calls in one assert")
+            self.calls[number:] = steps
 
     def take(self, steps):
-        """Take in the outcomes of the steps that the program took, up to the first that failed."""
+        """Take in the outcomes of the steps that the program took."""
         if not self.names:
             self.outcome = steps[-1]
-        self.failed = steps.pop() if steps[-1].kind != "ok" else None
-        self.known = [encode(step.value) for step in steps]
+            return
+        self.failed = steps[-1] if steps[-1].kind != "ok" else None
+        self.known = [encode(step.value) for step in steps if step.kind == "ok"]
 
 
 def tested_names(statement, imports):
@@ -97,7 +100,8 @@ def run_asserts(problem, program, statements):
     sums with other such objects; every plain value differs from it, so that no `__eq__` of the program's making passes.
     Beside the program, which could then cheat, run only tests that hold other statements, that call several built-in
     names and none of the program's, or that give the program what is neither a plain value nor its own: a function, an
-    object of a library. More than CALLS calls, or ROUNDS rounds, are an error.
+    object of a library. More than ROUNDS rounds of calls are an error: calls whose arguments depend on no other call
+    are made in one, by guess (proxy.Guess).
     """
     seconds, imports = problem.tests["time_limit"], list(problem.imports)
     asserts = [Assert(statement, *tested_names(statement, imports)) for statement in statements]

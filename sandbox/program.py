@@ -44,9 +44,10 @@ def encode(value, depth=0, own=None):
         return float.__pos__(value)
     if isinstance(value, str):
         return str.__str__(value)
-    fields = value._names if type(value) is Named else getattr(type(value), "_fields", None)
+    fields = value._fields if type(value) is Named else getattr(type(value), "_fields", None)
     if isinstance(value, tuple) and isinstance(fields, (tuple, list)) and all(type(name) is str for name in fields):
-        return {"named": [list(fields), encode(tuple(tuple.__iter__(value)), depth, own)]}
+        items = encode(tuple(tuple.__iter__(value)), depth, own)
+        return {"named": [getattr(value, "_name", type(value).__name__), list(fields), items]}
     for base in (list, tuple, set, frozenset):
         if isinstance(value, base):
             items = [encode(item, depth + 1, own) for item in base.__iter__(value)]
@@ -62,12 +63,14 @@ def encode_other(value, depth, own):
             return {kind.__name__: encode(value.__reduce__()[1], depth, own)["tuple"]}
         plain = {"Counter": dict, "deque": list}.get(kind.__name__, str)
         return {kind.__name__: [encode(plain(value), depth, own)]}
+    if isinstance(value, type(type.__dict__)):  # a view of a dict that cannot be changed
+        value = dict(value)
     if isinstance(value, dict):
         pairs = [[encode(key, depth, own), encode(item, depth, own)] for key, item in dict.items(value)]
         return {"dict": pairs}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if isinstance(value, (bytes, bytearray)):
+    if isinstance(value, (bytes, bytearray, memoryview)):
         return {"bytes": value.hex()}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         plain = encode(value.tolist(), depth, own)
@@ -97,15 +100,24 @@ def digest(items):
 class Named(tuple):
     """A named tuple: one class for all, as to make one for each would take a hostile program's caller too long."""
 
-    def __new__(cls, names, items):
+    def __new__(cls, name, fields, items):
         self = super().__new__(cls, items)
-        self._names = names
+        self._name, self._fields = name, tuple(fields)
         return self
 
     def __getattr__(self, name):
-        if name in self._names:
-            return self[self._names.index(name)]
+        if name in self.__dict__.get("_fields", ()):
+            return self[self._fields.index(name)]
         raise AttributeError(name)
+
+    def __repr__(self):
+        return f"{self._name}({', '.join(f'{name}={item!r}' for name, item in self._asdict().items())})"
+
+    def _asdict(self):
+        return dict(zip(self._fields, self))
+
+    def _replace(self, **changed):
+        return Named(self._name, self._fields, (self._asdict() | changed).values())
 
 
 class Flag(int):

@@ -2,63 +2,49 @@
 
 It imports little, because every fork of the helper pays for it (jail.py).
 """
+import builtins
 import json
 
 from sandbox.program import decode, encode
 
-
-GUESSES = 500  # values of a program that are guessed at a time
+AHEAD = 500_000  # characters of the steps that an assert asks for at once
+HOPEFUL = "len sorted list tuple set str int float sum min max".split()
 
 
 class Needed(BaseException):
-    """Ends an assert at a call whose value is not known yet."""
+    """Ends an assert at a call whose value is not known yet. `step`: what the program must do for it; `number`: how
+    many it has asked for before."""
+
+    def __init__(self, number, step):
+        self.number, self.step = number, step
 
 
 class Answers:
-    """What the program gives an assert.
+    """What the program gives an assert: the same assert asks for the same in the same order each time it runs.
 
-    known: [step, its value as `encode` gives it], in their order; one that was guessed may turn out not to be asked.
-    guesses: how many values may be guessed before `Needed`.
+    steps: what it has asked for, or guessed that it would; known: the values of the first of them, as `encode` gives
+    them. room: characters of further steps that are only noted, each with a Guess for its value.
     """
 
-    def __init__(self, known, guesses=0):
-        self.known, self.guesses = known, guesses
-        self.steps = []  # what has been asked
+    def __init__(self, steps, known, room=0):
+        self.steps, self.known, self.room = [json.dumps(step) for step in steps], known, room
+        self.asked, self.ahead = 0, []
 
     def ask(self, expression, **given):
         """-> the value of an expression of the program; Needed if it is not known. given: names to set before."""
-        number, step = len(self.steps), step_of(expression, given)
-        if number < len(self.known) and is_same(step, self.known[number][0]):
-            self.steps.append(step)
-            value = self.known[number][1]
-            return Proxy(f"results[{number}]", self) if holds_object(value) else decode(value)
-        self.known = self.known[:number]  # what follows was asked after another value
-        if self.guesses and "whole" in step:
-            raise Needed  # a guess stands in it
-        self.steps.append(step)
-        if not self.guesses:
-            raise Needed
-        self.guesses -= 1
-        return Guess()
-
-
-def is_same(step, other):
-    return json.dumps(step) == json.dumps(other)  # NaN equals NaN here
-
-
-class Guess:
-    """Stands for a value that is not known yet and is right: every comparison with it holds, and a sum is a guess."""
-
-    def holds(self, *_):
-        return True
-
-    def itself(self, *_):
-        return self
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = holds
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = itself
-    __abs__ = __neg__ = __round__ = itself
-    __hash__ = None
+        step = step_of(expression, given)
+        number = self.asked
+        self.asked += 1
+        if number >= len(self.known) or json.dumps(step) != self.steps[number]:
+            self.room -= len(json.dumps(step))
+            if self.room < 0 or "whole" in step:
+                raise Needed(number, step)
+            self.known = self.known[:number]
+            self.ahead.append(step)
+            return Guess()
+        if holds_object(self.known[number]):
+            return Proxy(f"results[{number}]", self)
+        return decode(self.known[number])
 
 
 def step_of(expression, given):
@@ -136,33 +122,54 @@ class Proxy:
     __gt__, __ge__ = with_another("gt"), with_another("ge")
 
 
+def as_hoped(self, *others):
+    return True
+
+
+def still_unknown(self, *others):
+    return self
+
+
+def no_guess(self, *others):
+    raise Needed(None, None)
+
+
+class Guess:
+    """Stands for a value that is not known, while an assert runs ahead to show which calls come next: it compares as
+    the assert would have it. What is asked for after a wrong guess is asked again."""
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __contains__ = as_hoped
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = still_unknown
+    __abs__ = __neg__ = __round__ = __call__ = __getitem__ = __getattr__ = still_unknown
+    __hash__ = __iter__ = __len__ = __float__ = __int__ = __index__ = __str__ = __repr__ = no_guess
+
+
+def hopeful(function):
+    """A built-in function that gives a Guess for a Guess."""
+    return lambda *args, **kwargs: args[0] if args and type(args[0]) is Guess else function(*args, **kwargs)
+
+
 def judge(step, names):
-    """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else what
-    the program must still do: {"after": how many steps, "steps": [{"eval": ..., "names": ...}, ...]}; {"whole": True}
-    if that needs something of the assert's own making that is no plain value, as a function.
+    """Run an assert where the program is not, with what the program is known to give. -> None if it passes; else
+    {"number", "steps"}: after so many of its steps the program must take these, {"eval": ..., "names": ...} each, of
+    which all but the first are guessed; or {"whole": True} if the first needs something of the assert's own making that
+    is no plain value, as a function.
 
-    The first of the steps is needed. The rest is if the program is right so far: one round for all of them takes a
-    hundredth of the time of a round for each.
-
-    step: {"judge": the assert, "own": the names of the program in it, "known": see `Answers`}; names: the module it
-    runs in.
+    step: {"judge": the assert, "own": the names of the program in it, "calls": steps, "known": values of the first of
+    these}; names: the module it runs in.
     """
-    answers, guessed = Answers(step["known"]), Answers(step["known"], GUESSES)
     try:
-        run(step, names, answers)
-    except Needed:
-        needed = answers.steps[-1]
-        if "whole" in needed:
-            return needed
+        run_assert(step, names, Answers(step["calls"], step["known"]))
+    except Needed as needed:
+        ahead = Answers(step["calls"], step["known"][: needed.number], AHEAD)
         try:
-            run(step, names, guessed)
-        except BaseException:  # whatever a guess leads to
+            run_assert(step, names | {name: hopeful(getattr(builtins, name)) for name in HOPEFUL}, ahead)
+        except BaseException:  # a guess was wrong, or nothing can be guessed
             pass
-        first = len(answers.steps) - 1
-        return {"after": first, "steps": guessed.steps[first:] or [needed]}
+        return {"number": needed.number, "steps": ahead.ahead or [needed.step]}
 
 
-def run(step, names, answers):
+def run_assert(step, names, answers):
     for name in step["own"]:
         names[name] = Proxy(name, answers)
     exec(compile(step["judge"], "<test>", "exec", dont_inherit=True), names)

@@ -62,7 +62,17 @@ def feedback(program, *args, **kwargs):
     ('```python\nx = """never closed\n```\nand so on', 'x = """never closed'),
     ('```text\nthe """ mark\n```\nThen:\n```python\ndef f():\n    """A."""\n    return 1\n```', 'def f():\n    """A."""\n    return 1'),
     ("```\n\ufeffx = 1\n```", "x = 1"), ("```\nx = '\ufeff'\n```", "x = '\ufeff'"),
-    ("none", None)])
+    ("none", None),
+    # fences within its strings and comments
+    ('```python\ndef f():\n    """\n    ```\n    f()\n    ```\n    """\n```\nEnd',
+     'def f():\n    """\n    ```\n    f()\n    ```\n    """'),
+    ("```\ns = '''\n```python\na\n```\n'''\nprint(s)\n```", "s = '''\n```python\na\n```\n'''\nprint(s)"),
+    ("```\n# as\n# ```\n# 1\n# ```\nx = 1\n```\nor\n```\nx\n```", "# as\n# ```\n# 1\n# ```\nx = 1"),
+    ("```\ns = 'a\\\n```\\\nb'\n```", "s = 'a\\\n```\\\nb'"),
+    ("- so\n  ```\n  \"\"\"\n  ```\n  \"\"\"\n  x = 1\n  ```", '"""\n```\n"""\nx = 1'),
+    ('```\n"""\n```\nno\n```python\nx = "not in a string"\n```', 'x = "not in a string"'),
+    ("```\nx = 1  # done```\nno\n```\ny\n```", "x = 1  # done"),
+    ('```\n"""\n' + "```\n" * 10**4 + "```", '"""')])
 def test_the_program_is_the_longest_closed_block(response, program):
     assert answers.program_of(response) == program
 
@@ -174,7 +184,11 @@ def test_ordinary_programs_pass():
             "reads its source": "import inspect\ndef f(): pass\nassert 'pass' in inspect.getsource(f)\n" + ADD,
             "pickles its class": "import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n" + ADD,
             "a stack limit": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (100 << 20, 100 << 20))\n" + ADD,
-            "no stack limit": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (r.RLIM_INFINITY, r.RLIM_INFINITY))\n" + ADD,
+            "an endless stack": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (-1, -1))\n" + ADD,
+            "a larger stack": "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (1 << 29, -1))\n" + ADD,
+            "a deep stack": "import resource as r, sys\nr.setrlimit(r.RLIMIT_STACK, (-1, -1))\n"
+                            "sys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\n"
+                            "assert f(50000) == 50000\n" + ADD,
             "from __future__": "from __future__ import annotations\n" + ADD, "form feed": "\f\n" + ADD,
             "trace": "import sys\nsys.settrace(lambda *a: None)\n" + ADD,
             "Windows lines": ADD.replace("\n", "\r\n"),
@@ -496,36 +510,66 @@ def test_no_program_gets_an_assert_to_run_beside_it(hidden):
     assert verdict(right, [statement], kind="assert").reward == 1
 
 
-def test_asserts_call_a_program_so_often(monkeypatch):
-    monkeypatch.setattr(asserts, "CALLS", 9)
-    program = "def f(x): return x"
-    assert verdict(program, ["assert all(f(x) == x for x in range(9))"], kind="assert").correct == 1
-    assert "RuntimeError: more than 9 calls in one assert" in asserts_feedback(
-        program, ["assert all(f(x) == x for x in range(10))"])
+def test_asserts_call_a_program_in_so_many_rounds(monkeypatch):
+    monkeypatch.setattr(asserts, "ROUNDS", 9)
+    program = "def f(x): return x + 1"
+    chain, imports = "assert reduce(lambda x, _: f(x), range({0}), 0) == {0}", ["from functools import reduce"]
+    assert verdict(program, [chain.format(9)], kind="assert", imports=imports).correct == 1
+    assert "RuntimeError: more than 9 rounds of calls in one assert" in asserts_feedback(
+        program, [chain.format(10)], imports=imports)
 
 
-@pytest.mark.parametrize("program, statement, passes", [
-    ("def f(d): return d.keys()", "assert f({5: 1, 6: 2}) == {5, 6} and list(f({5: 1})) == [5]", True),
-    ("def f(d): return d.items()", "assert f({5: 1}) == {(5, 1)} and (5, 1) in f({5: 1})", True),
-    ("def f(d): return d.values()", "assert sorted(f({5: 2, 6: 1})) == [1, 2]", True),
-    ("def f(d): return d.values()", "assert f({5: 2}) == [2]", False),
-    ("def f(n): return range(n)", "assert f(4) == range(0, 4, 1) and f(4) != [0, 1, 2, 3] and f(9)[-1] == 8", True),
-    ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(a): return [P(a, 2)]",
-     "assert f(1)[0].x == 1 and f(1)[0] == (1, 2) and f(1)[0].y + 1 == 3", True),
-    ("from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(a): return P(a, 2)", "assert f(1).z == 1", False),
-    ("import numpy as np\ndef f(x): return np.bool_(x)", "assert f(0) == False and not f(0) and f(1) == 1", True),
-    ("import numpy as np\ndef f(x): return np.bool_(x)", "assert f(0) is False", False)])
-def test_values_that_are_nearly_plain(program, statement, passes):
-    assert verdict(program, [statement], kind="assert").correct == passes
+@pytest.mark.parametrize("program, statement", [
+    ("def f(x): return x * x", "assert all(f(x) == x * x for x in range(500))"),
+    ("def f(x): return x * x", "assert [f(x) for x in range(500)] == [x * x for x in range(500)]"),
+    ("def f(x): return x * x", "assert sum(f(x) for x in range(500)) == 41541750"),
+    ("def f(x): return x / 3", "assert all(abs(3 * f(x) - x) < 1e-9 and round(f(x), 0) <= x for x in range(200))"),
+    ("def f(x): return [x] * x", "assert all(len(f(x)) == x and f(x)[:1] == [x] for x in range(1, 99))"),
+    ("def f(x): return x", "assert all(f(float('nan')) != f(x) for x in range(200))")])
+def test_calls_that_depend_on_no_other_are_made_at_once(program, statement, monkeypatch):
+    monkeypatch.setattr(asserts, "ROUNDS", 3)
+    assert verdict(program, [statement], kind="assert").reward == 1
+    wrong = program.replace("return x", "return None if x == 7 else x")
+    if wrong != program and "nan" not in statement:
+        assert verdict(wrong, [statement], kind="assert").reward == 0
 
 
-def test_hundreds_of_calls_take_a_few_rounds(monkeypatch):
-    rounds = []
-    judged = asserts.Assert.judged
-    monkeypatch.setattr(asserts.Assert, "judged", lambda self: rounds.append(self) or judged(self))
-    program = "def f(x): return x * x"
-    assert verdict(program, ["assert all(abs(f(i) - i ** 2) < 1e-9 for i in range(1200))"], kind="assert").correct == 1
-    assert len(rounds) <= 4
+def test_a_call_that_was_guessed_in_vain_does_no_harm():
+    """Its error is the assert's only where the assert comes to it."""
+    program = "calls = []\ndef f(x):\n    calls.append(x)\n    return 6 / (x - 7)\ndef count(): return len(calls)"
+    assert verdict(program, ["assert not (f(1) == 9 and f(7) == 9)"], kind="assert").reward == 1
+    assert "ZeroDivisionError" in asserts_feedback(program, ["assert not (f(1) == -1 and f(7) == 9)"])
+    # the calls are those that Python makes, in their order
+    assert verdict(program, ["assert not (f(1) == 9 and f(2) == 9) and count() == 1"], kind="assert").reward == 1
+    objects = ("class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, other): return self.x == other.x\n"
+               "def f(x): return P(x)")
+    statement = "assert f(1) == f(1) and not f(1) == f(2) and [p.x for p in (f(3), f(4))] == [3, 4]"
+    assert verdict(objects, [statement], kind="assert").reward == 1
+
+
+POINTS = ("from typing import NamedTuple\nclass P(NamedTuple):\n    x: int\n    y: int = 5\n"
+          "def f(x): return P(x)\ndef g(x): return {'p': [P(x)]}")
+VIEWS = "def f(d, name): return getattr(d, name)()"
+TRUTH = "import numpy\ndef f(x): return numpy.int64(x) > 1"
+
+
+@pytest.mark.parametrize("program, statement, reward", [
+    (VIEWS, "assert f({1: 2, 3: 4}, 'keys') == {3, 1}", 1), (VIEWS, "assert f({1: 2}, 'items') == {(1, 2)}", 1),
+    (VIEWS, "assert list(f({1: [2]}, 'items')) == [(1, [2])] and len(f({}, 'items')) == 0", 1),
+    (VIEWS, "assert sorted(f({1: 2, 3: 2}, 'values')) == [2, 2] and 2 in f({1: 2}, 'values')", 1),
+    (VIEWS, "assert f({1: 2}, 'keys') & {1} == {1} and list(f({2: 1, 1: 1}, 'keys')) == [2, 1]", 1),
+    (VIEWS, "assert f({1: 2}, 'keys') == [1]", 0), (VIEWS, "assert f({1: 2}, 'values') == [2]", 0),
+    ("def f(n): return range(1, n, 2)", "assert f(6) == range(1, 7, 2) and f(6)[-1] == 5 and len(f(6)) == 3", 1),
+    ("def f(n): return range(n)", "assert f(10**30)[-1] == 10**30 - 1 and list(f(2)) == [0, 1]", 1),
+    ("def f(n): return range(n)", "assert f(2) == [0, 1]", 0),
+    (POINTS, "assert f(3).x == 3 and f(3).y == 5 and f(3) == (3, 5) and f(3)[1] == 5", 1),
+    (POINTS, "assert g(3)['p'][0].x == 3 and f(3)._asdict() == {'x': 3, 'y': 5} and f(3) == P(3)", 1),
+    (POINTS, "assert f(3).z == 3", 0), (POINTS, "assert repr(f(3)) == 'P(x=3, y=5)'", 1),
+    (TRUTH, "assert f(2) == True and f(2) and not f(1) and str(f(2)) == 'True'", 1), (TRUTH, "assert f(2) is True", 0),
+    ("from types import MappingProxyType\ndef f(): return MappingProxyType({1: 2})", "assert f() == {1: 2}", 1),
+    ("def f(b): return memoryview(b)", "assert f(b'ab') == b'ab'", 1)])
+def test_values_are_to_an_assert_what_they_are_in_python(program, statement, reward):
+    assert verdict(program, [statement], kind="assert").reward == reward
 
 
 @pytest.mark.parametrize("program, statement, passes", [
