@@ -8,6 +8,17 @@ import sys
 import zlib
 
 
+def say_stopped(kind, error, trace):
+    """sys.excepthook: Ctrl-C while a script still imports, which takes seconds, is no page of a traceback either."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("\nStopped.", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = say_stopped
+
+
 class BadInput(Exception):
     """One sentence for the user: what is wrong and what to do."""
 

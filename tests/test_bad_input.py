@@ -183,3 +183,11 @@ def test_a_damaged_file_of_a_run(tmp_path, content):
     (tmp_path / "explore.json").write_text(content)
     with pytest.raises(BadInput, match="explore.json is damaged"):
         journal.read_json(str(tmp_path / "explore.json"))
+
+
+def test_ctrl_c_while_python_imports():
+    """torch alone takes seconds, in which a user changes his mind."""
+    script = ("import sys\nclass Finder:\n    def find_spec(self, name, *_):\n        if name == 'torch':\n"
+              "            raise KeyboardInterrupt\nsys.meta_path.insert(0, Finder())\nimport distill")
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.returncode != 0 and process.stderr == "\nStopped.\n"
