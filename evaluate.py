@@ -32,7 +32,7 @@ import benches
 import prompts
 import report
 import verifiers
-from common import journal, outputs
+from common import journal, outputs, rollouts
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from common.flags import Parser, cap, positive_int
 from common.progress import new_bar
@@ -191,7 +191,7 @@ def run_requests(options, settings, requests, out):
                 new = asyncio.run(work)
                 records |= {place(record["problem"], record): record for record in new}
     records = [records[at] for at in places]
-    for line in verifiers.fault_lines(records):
+    for line in rollouts.fault_lines(records):
         print(line)
     return records
 

@@ -324,8 +324,7 @@ def finish(run, problems, is_capped):
     # Some problems may have no answer yet.
     attempts = {x.id: {} for x in problems} | measures.by_problem(run.records.values())
     result = rollouts.write_result(run, attempts, is_capped)
-    rollouts.print_result(
-        run, attempts, result, lines, verifiers.fault_lines(run.records.values()))
+    rollouts.print_result(run, attempts, result, lines)
     if run.failures:
         raise BadInput(
             f"{len(run.failures)} of {len(problems)} problems have contexts longer than the "

@@ -12,7 +12,7 @@ Public and private tests of a program run alike, as ordinary Python: the program
 closed fenced block, each test has a process of its own, and SystemExit ends a test normally. The
 paper grades public tests with SDPO's executor and private ones with LiveCodeBench's runner; the
 quirks in which those two differ from Python, and from one another, are left out. Comparison is
-LiveCodeBench's, and it happens here: what is expected never enters the process of the program.
+LiveCodeBench's (sandbox/pairs.py); what is expected never enters the process of the program.
 
     python verifiers.py FILE.jsonl
     # {"problem": {...}, "response": "...", "truncated": false} a line -> its verdict
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import prompts
-from answers import as_text, last_boxed, program_of, same_output, same_value
+from answers import as_text, last_boxed, program_of
 from benches import mbpp
 from benches.own import problem_from_row
 from common.errors import BadInput, ContextTooLong, exit_with_sentence, rows
@@ -36,7 +36,7 @@ from common.flags import Parser
 from common.math_text import squeeze
 from sandbox import run
 from sandbox.asserts import run_asserts
-from sandbox.program import encode
+from sandbox.pairs import answer_of, run_tests
 from sandbox.workers import LONGEST_ANSWER, Workers
 
 # App. C.2
@@ -163,41 +163,6 @@ def passes_private_tests(problem, program):
         return all(right for right, _ in run_tests(problem, answer, problem.tests["private"]))
 
 
-def answer_of(problem, program):
-    """A with block's sandbox for the program of an answer."""
-    functional = problem.tests["type"] == "functional"
-    return run.answer(program, imports=problem.imports, star_imports=functional)
-
-
-def run_tests(problem, answer, tests):
-    """-> iterator of (passed, Outcome), one for each of `tests`, [input, expected] pairs."""
-    if problem.tests["type"] == "stdin":
-        return run_stdin_tests(problem, answer, tests)
-    return run_functional_tests(problem, answer, tests)
-
-
-def run_stdin_tests(problem, answer, tests):
-    # a test written on Windows is no trap
-    inputs = [given.replace("\r\n", "\n") for given, _ in tests]
-    outcomes = answer.run_scripts(inputs, problem.tests["time_limit"])
-    for (_, expected), outcome in zip(tests, outcomes):
-        yield outcome.kind == "ok" and same_output(outcome.stdout, expected), outcome
-
-
-def run_functional_tests(problem, answer, tests):
-    """The stdout of a failed call is its value as text: what the feedback shows."""
-    runs = []
-    for given, _ in tests:
-        arguments = [encode(json.loads(line)) for line in given.split("\n")]
-        runs.append([{"call": problem.tests["fn_name"], "args": arguments}])
-    results = answer.run_modules(runs, problem.tests["time_limit"])
-    for (_, expected), (*_, outcome) in zip(tests, results):
-        passed = outcome.kind == "ok" and same_value(outcome.value, json.loads(expected))
-        if not passed:
-            outcome = replace(outcome, stdout=value_text(outcome.value))
-        yield passed, outcome
-
-
 # --------------------------------------------------------------------------------------------------
 # Code: the feedback that the policy may see
 
@@ -292,20 +257,6 @@ def argument_names(starter_code, function):
     return [name for name in names if name != "self"]
 
 
-def value_text(value):
-    """A value as JSON where that says all, as Python writes it otherwise."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-        if same_value(value, json.loads(text)):
-            return text
-    except (TypeError, ValueError):
-        pass  # no JSON: sets, keys that are tuples
-    try:
-        return repr(value)
-    except ValueError:  # an integer of more digits than Python writes
-        return "(too many digits to show)"
-
-
 def shortened(text, characters):
     return text if len(text) <= characters else text[:characters] + "..."
 
@@ -355,29 +306,6 @@ def judge_record(judgment):
     """What a record keeps of the judge's completion, or of None: for a reader, not the policy."""
     return {"judge_text": judgment.text if judgment else None,
             "judge_unreadable": bool(judgment) and not judge_words(judgment.text)}
-
-
-def fault_lines(records):
-    """A line for each reason why the verifier failed on some of `records`, with its problems.
-
-    Reasons that differ in their numbers alone are one, as is an unreadable verdict of the judge.
-    """
-    reasons, problems = {}, {}
-    for record in records:
-        reason = record["fault"]
-        if record.get("judge_unreadable"):
-            reason = "The judge said neither yes nor no (field judge_text)."
-        if reason:
-            kind = re.sub(r"\d+", "", reason)
-            reasons.setdefault(kind, reason)
-            problems.setdefault(kind, []).append(record["problem"])
-    lines = []
-    for kind, names in problems.items():
-        different = list(dict.fromkeys(names))
-        shown = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
-        lines.append(f"The verifier itself failed on {len(names)} answers, which count as wrong "
-                     f"(problems: {shown}): {reasons[kind]}")
-    return lines
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import time
 
 from common import journal
@@ -159,12 +160,12 @@ def write_result(run, attempts, is_capped):
     return result
 
 
-def print_result(run, attempts, result, cplus, fault_lines):
-    """cplus: the lines of cplus.jsonl; fault_lines: what is said of verifier faults."""
+def print_result(run, attempts, result, cplus):
+    """cplus: the lines of cplus.jsonl."""
     last_step = result["complete_steps"]
     if result["capped"]:
         print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have {last_step} calls.")
-    for line in fault_lines:
+    for line in fault_lines(run.records.values()):
         print(line)
     if last_step:
         passed = measures.pass_curve(attempts, last_step)
@@ -174,3 +175,26 @@ def print_result(run, attempts, result, cplus, fault_lines):
     print("seconds: " + ", ".join(f"{part} {seconds:.1f}" for part, seconds in result["seconds"].items()))
     solved = {line["problem"] for line in cplus}
     print(f"C+ holds {len(cplus)} contexts of {len(solved)} problems: {os.path.join(run.args.out, 'cplus.jsonl')}")
+
+
+def fault_lines(records):
+    """A line for each reason why the verifier failed on some of `records`, with its problems.
+
+    Reasons that differ in their numbers alone are one, as is an unreadable verdict of the judge.
+    """
+    reasons, problems = {}, {}
+    for record in records:
+        reason = record["fault"]
+        if record.get("judge_unreadable"):
+            reason = "The judge said neither yes nor no (field judge_text)."
+        if reason:
+            kind = re.sub(r"\d+", "", reason)
+            reasons.setdefault(kind, reason)
+            problems.setdefault(kind, []).append(record["problem"])
+    lines = []
+    for kind, names in problems.items():
+        different = list(dict.fromkeys(names))
+        shown = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
+        lines.append(f"The verifier itself failed on {len(names)} answers, which count as wrong "
+                     f"(problems: {shown}): {reasons[kind]}")
+    return lines

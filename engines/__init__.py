@@ -2,10 +2,11 @@
 
     sample = await engine.sample(prompt_token_ids, seed=..., max_tokens=..., temperature=..., top_p=..., adapter=None)
 
-Two engines answer it: `VLLMEngine` (vllm.py), vLLM's continuous batching (App. B.4, C.5), and `HFEngine` (hf.py), a
-small one over transformers for machines without vLLM. What they share is in base.py; their settings and flags are here.
+Three engines answer it: `VLLMEngine` (vllm.py), vLLM's continuous batching (App. B.4, C.5); `ServedEngine` (served.py),
+a server elsewhere; `HFEngine` (hf.py), a small one over transformers for machines without vLLM. What they share is in
+base.py; their settings and flags are here.
 
-Both return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
+All return the log-probability that a token was really drawn with, that is after temperature and top-p: mu of Eq. 3.
 
 torch and transformers are loaded by the functions that need them: --help and a mistyped flag need neither.
 """

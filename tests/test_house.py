@@ -21,7 +21,7 @@ FLOORS = [
     "common.rollouts sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
     "engines.servers report.curves",
     "sandbox.run benches.tiny_model engines.served report.tables report.plots report.dialogue report.page",
-    "engines sandbox.asserts benches.mbpp",
+    "engines sandbox.asserts sandbox.pairs benches.mbpp",
     "policy report",
     "benches verifiers report.tests",
     "ablations",

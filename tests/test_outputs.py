@@ -19,7 +19,7 @@ import evaluate
 import explore
 import tiny
 import verifiers
-from common import journal, outputs, progress
+from common import journal, outputs, progress, rollouts
 from common.errors import BadInput, read_jsonl
 from report import measures, tests
 from test_evaluate import own_bench, write_run
@@ -332,7 +332,7 @@ def test_faults_are_told_by_problem_and_reason():
     records += [{"problem": "p1", "fault": "the sandbox died."}, {"problem": "p2", "fault": None},
                 {"problem": "p3", "fault": None, "judge_unreadable": True}]
     wrong = "answers, which count as wrong (problems: "
-    assert verifiers.fault_lines(records) == [
+    assert rollouts.fault_lines(records) == [
         f"The verifier itself failed on 7 {wrong}p0, p1, p2, p3, p4, ...): its context of 0 tokens is long.",
         f"The verifier itself failed on 1 {wrong}p1): the sandbox died.",
         f"The verifier itself failed on 1 {wrong}p3): The judge said neither yes nor no (field judge_text)."]
