@@ -8,6 +8,7 @@ from benches.problem import ASSERT_SECONDS, CODE_SECONDS, TEST_TYPES, Problem
 from common.errors import BadInput, rows
 from prompts import CRITERIA
 
+SHOWN = 20  # bad lines of a file
 TEST_FIELDS = ("type", "fn_name", "public", "private", "time_limit")
 # the fields of a user's row besides id, problem and verifier; the first is required
 OWN_FIELDS = {"math": {"answer": str}, "code": {"tests": dict, "starter_code": str, "imports": list},
@@ -15,8 +16,18 @@ OWN_FIELDS = {"math": {"answer": str}, "code": {"tests": dict, "starter_code": s
 
 
 def load(path):
-    """The problems of a file, in the order of its lines."""
-    return [problem_from_row(row, Path(path).stem, where) for where, row in rows(path, unique=True)]
+    """The problems of a file, in the order of its lines. BadInput has a sentence for each line that makes none, so that
+    a user mends them all at once; a line that is no JSON comes first."""
+    problems, sentences = [], []
+    for where, row in list(rows(path, unique=True)):
+        try:
+            problems.append(problem_from_row(row, Path(path).stem, where))
+        except BadInput as error:
+            sentences.append(str(error))
+    if sentences:
+        more = [f"And {len(sentences) - SHOWN} more lines."] if len(sentences) > SHOWN else []
+        raise BadInput("\n".join(sentences[:SHOWN] + more))
+    return problems
 
 
 def problem_from_row(row, bench, where):

@@ -164,6 +164,15 @@ def test_bad_rows(tmp_path, row, sentence):
     assert str(error.value).startswith(f"{path} line 2: ") and "\n" not in str(error.value)
 
 
+def test_all_bad_rows_are_said_at_once(tmp_path):
+    lines = [MATH_ROW | {"id": str(number), "answer": "" if number % 2 else "2"} for number in range(50)]
+    path = write(tmp_path / "mine.jsonl", lines)
+    with pytest.raises(BadInput) as error:
+        benches.load(path)
+    sentences = [f'{path} line {number}: "answer" is empty.' for number in range(2, 42, 2)]
+    assert str(error.value) == "\n".join([*sentences, "And 5 more lines."])
+
+
 def test_whole_numbers_and_further_fields_of_a_row():
     row = {"id": 7, "problem": "1 + 1?", "verifier": "math", "answer": 2, "level": 5, "source": {"book": "a"}}
     problem = own.problem_from_row(row, "mine", "here")
