@@ -16,6 +16,7 @@ FLOORS = [
     "common.math_text common.math_values",
     "common.math_items",
     "prompts loss answers common.errors common.clock common.progress benches.problem sandbox.linux sandbox.program engines.watchdog report.method",
+    "benches.grader",
     "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
     "report.measures report.paper",
     "common.rollouts sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
