@@ -32,7 +32,7 @@ import explore
 import policy as policies
 import prompts
 import verifiers
-from common import flags, journal, ranks, rollouts
+from common import checkpoints, flags, journal, ranks, rollouts
 from common.clock import Clock
 from common.errors import BadInput, ContextTooLong
 from engines.base import Sample
@@ -311,7 +311,7 @@ def commit(run, batch, items, metrics):
         if ranks.is_main():
             write_lines(run, lines, metrics)
     run.records |= {(line["problem"], line["step"]): line for line in lines}
-    policies.save_checkpoint(trainer.policy, trainer.optimizer, trainer.files.folder, u, trainer.more)
+    checkpoints.save_checkpoint(trainer.policy, trainer.optimizer, trainer.files.folder, u, trainer.more)
     trainer.done = u
 
 
@@ -349,7 +349,7 @@ def open_files(baseline, args, values, problems):
 
     Errors: BadInput, if it is another run's.
     """
-    done = policies.newest_step(os.path.join(args.out, "adapter"))
+    done = checkpoints.newest_step(os.path.join(args.out, "adapter"))
     if not ranks.is_main():
         return policies.resume(args.out, done), {}, None
     records, file = journal.open_rollouts(args.out, values, ("gpu_hours",), problems, updates=done)

@@ -18,9 +18,8 @@ sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from baselines import online
 import distill
-import policy as policies
 import prompts
-from common import ranks
+from common import checkpoints, ranks
 from loss import chunked, importance_weights, log_probabilities
 
 import torch
@@ -132,7 +131,7 @@ def follow(run):
 
 
 def keep(run):
-    run.trainer.more = {str(i): policies.whole(q).cpu().clone() for i, q in enumerate(run.teacher)}
+    run.trainer.more = {str(i): checkpoints.whole(q).cpu().clone() for i, q in enumerate(run.teacher)}
 
 
 def share(text):

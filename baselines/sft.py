@@ -27,7 +27,7 @@ import prompts
 import verifiers
 from answers import last_boxed
 from baselines import online
-from common import flags, journal, ranks
+from common import checkpoints, flags, journal, ranks
 from common.errors import BadInput, ContextTooLong
 from engines.base import Sample, request_seed
 from loss import chunked
@@ -140,7 +140,7 @@ def train(trainer, args, kept):
                 journal.append(trainer.files.metrics, metrics)
                 os.fsync(trainer.files.metrics.fileno())
                 trainer.bar.write(f"step {step:3d}  loss {total / tokens:.5f}  grad norm {grad_norm:.3g}")
-        policies.save_checkpoint(trainer.policy, trainer.optimizer, trainer.files.folder, step)
+        checkpoints.save_checkpoint(trainer.policy, trainer.optimizer, trainer.files.folder, step)
         trainer.done = step
         trainer.bar.update()
 
@@ -196,7 +196,7 @@ def parse(argv):
 
 def open_files(args, pairs):
     """-> policy.Files of the run in --out. Errors: BadInput, if it is another one."""
-    done = policies.newest_step(os.path.join(args.out, "adapter"))
+    done = checkpoints.newest_step(os.path.join(args.out, "adapter"))
     digest = hashlib.sha256(json.dumps([pair["response"] for pair in pairs]).encode()).hexdigest()[:16]
     own = {name: getattr(args, name) for name in ("cplus", "rewrite", "steps", "batch", "lr", "seed")}
     if ranks.is_main():

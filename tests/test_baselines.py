@@ -15,7 +15,7 @@ import prompts
 import verifiers
 from baselines import grpo, online, score, sdpo, seed, sft
 from benches.problem import Problem
-from common import journal, ranks
+from common import checkpoints, journal, ranks
 from common.errors import BadInput, read_jsonl
 from conftest import TOY_TERMS, make_model, tolerance
 from engines.base import Sample
@@ -693,12 +693,12 @@ class Crash(BaseException):
 
 def crash_points(name):
     """(owner, attribute, call at which it crashes, whether it is done first), one stop each; the loop is one for all."""
-    own = {"sdpo": [(sdpo, "keep", 3, True)], "seed": [(policies, "save_checkpoint", 2, False)],
+    own = {"sdpo": [(sdpo, "keep", 3, True)], "seed": [(checkpoints, "save_checkpoint", 2, False)],
            "score": [(online, "write_lines", 3, False)]}
     return own[name] if name in own else [
             (online, "step", 2, False), (online, "write_lines", 2, False), (journal, "append", 4, False),
-            (journal, "append", 4, True), (policies, "save_checkpoint", 2, False), (policies, "update_latest", 2, False),
-            (policies, "save_checkpoint", 2, True)]  # grpo
+            (journal, "append", 4, True), (checkpoints, "save_checkpoint", 2, False), (checkpoints, "update_latest", 2, False),
+            (checkpoints, "save_checkpoint", 2, True)]  # grpo
 
 
 def crash_at(monkeypatch, owner, attribute, number, after):
@@ -778,7 +778,7 @@ def test_the_cap_ends_a_run_between_updates(scripted, toy, tmp_path):
     grpo.main(flags(toy, tmp_path / "out", "--gpu-hours", "1e-9"))
     assert not (tmp_path / "out" / "adapter").exists()
     grpo.main(flags(toy, tmp_path / "out", "--gpu-hours", "1"))
-    assert policies.newest_step(str(tmp_path / "out" / "adapter")) == 3
+    assert checkpoints.newest_step(str(tmp_path / "out" / "adapter")) == 3
 
 
 @pytest.mark.parametrize("problems,calls,updates", [
@@ -798,7 +798,7 @@ def test_seeds_collection_ends_with_its_sft(scripted, toy, tmp_path, monkeypatch
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_at(patch, sft, "loss", 2, False)
         seed.main(flags(toy, tmp_path / "torn", *more))
-    assert policies.newest_step(str(tmp_path / "torn" / "adapter")) == 1
+    assert checkpoints.newest_step(str(tmp_path / "torn" / "adapter")) == 1
     seed.main(flags(toy, tmp_path / "torn", *more))
     found, expected = (contents(tmp_path / name, "seed") for name in ("torn", "whole"))
     assert [a == b for a, b in zip(found, expected)] == [True] * 5
