@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from typing import TextIO
@@ -358,14 +359,30 @@ def merge(settings, adapter, folder):
     Its tokenizer too. Errors: BadInput, if the disk takes no more.
     """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     dtype = getattr(torch, settings.dtype)
     base = load(AutoModelForCausalLM, settings.model, dtype=dtype)
     merged = load_adapter(base, adapter).merge_and_unload()
+    # Some published ones are not valid, which ends save_pretrained: the file itself is copied.
+    merged.generation_config = GenerationConfig()
     try:
         merged.save_pretrained(folder)
         load(AutoTokenizer, settings.model).save_pretrained(folder)
+        copy_generation_config(settings.model, folder)
+        engines.write_made_from(settings, folder)
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{folder} cannot be written ({error}): make room, then the same command "
                        "merges again; the adapter is kept.") from None
     print(f"merged model: {folder}", flush=True)
+
+
+def copy_generation_config(model, folder):
+    """The generation_config.json of a model into `folder`, or none if it has none."""
+    from transformers.utils import cached_file
+    source = cached_file(model, "generation_config.json",
+                         _raise_exceptions_for_missing_entries=False)
+    target = os.path.join(folder, "generation_config.json")
+    if source:
+        shutil.copyfile(source, target)
+    else:
+        os.remove(target)

@@ -23,18 +23,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from common.errors import BadInput
 from common.flags import above_zero, positive_int
-from common.journal import read_json
+from common.journal import read_json, write_json
 from common.outputs import load_json
 from engines.base import load
 
 # App. B.4 and C.1 of the paper: prompt family, decoding, response limits (`lcb`: there), and N of the FLOPs formula.
+# shape: type, layers and width in config.json, by which a copy in a folder is known.
 MODELS = {
     "Qwen/Qwen3-8B": dict(
-        family="qwen3", temperature=1.0, top_p=1.0, max_tokens=8192, lcb=8192, parameters=8.19e9),
+        family="qwen3", temperature=1.0, top_p=1.0, max_tokens=8192, lcb=8192, parameters=8.19e9,
+        shape=("qwen3", 36, 4096)),
     "allenai/Olmo-3-7B-Instruct": dict(
-        family="olmo3", temperature=0.6, top_p=0.95, max_tokens=8192, lcb=16384, parameters=7.30e9),
+        family="olmo3", temperature=0.6, top_p=0.95, max_tokens=8192, lcb=16384, parameters=7.30e9,
+        shape=("olmo3", 32, 4096)),
 }
 DEFAULT_MODEL = "Qwen/Qwen3-8B"
+MADE_FROM = "made_from.json"  # beside the weights that `distill.py --merge` writes
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,14 @@ class Settings:
     data_parallel: int
     servers: tuple = ()    # URLs, with "served"
     patience: float = 1800.0
+    known_as: str | None = None  # the one of MODELS that it is, or was made from
+    known_by: str = ""           # how that is known, for a reader
 
     def kept(self):
-        """What the files of a run keep: it may go on with other servers."""
+        """What the files of a run keep: it may go on with other servers, and what is known follows from the model."""
         values = dataclasses.asdict(self)
-        del values["servers"], values["patience"]
+        for name in ("servers", "patience", "known_as", "known_by"):
+            del values[name]
         return values
 
 
@@ -72,22 +79,23 @@ def settings(args, bench, gpu_memory=0.9):
         raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small "
                        "model with --model, or run `python tiny.py`, which makes one.")
     model = args.model or DEFAULT_MODEL
-    known = MODELS.get(model, {})
     engine = args.engine
     if engine == "auto":
         engine = "vllm" if cuda else "hf"
     if engine == "hf" and args.tensor_parallel * args.data_parallel > 1:
         raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
     config = load(AutoConfig, model)  # whatever the flags: a mistyped --model is said before anything is fetched
+    known_as, known_by, known = what_is_known(model, config)
     resolved = Settings(
         model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
-        dtype=args.dtype or default_dtype(model, config),
+        dtype=args.dtype or default_dtype(known_as, config),
         temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
-        max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
+        max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens") or known.get(
+            "max_tokens", 8192),
         gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
         tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel, servers=tuple(args.server),
-        patience=args.patience)
+        patience=args.patience, known_as=known_as, known_by=known_by)
     if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
     return resolved
@@ -133,7 +141,38 @@ def adapter_run(adapter):
     return {"model": model} if model else {}
 
 
-def default_dtype(model, config):
+def what_is_known(model, config):
+    """-> (the one of MODELS that a model is or was made from, or None; how that is known; family, decoding, limits).
+
+    By its Hub id; by what `distill.py --merge` wrote beside its weights; or by the shape in its config.json.
+    """
+    path = os.path.join(model, MADE_FROM)
+    made = load_json(path) if os.path.isfile(path) else {}
+    kinds = {"model": str, "family": str, "temperature": (int, float), "top_p": (int, float),
+             "max_tokens": int}
+    if not isinstance(made, dict) or not all(isinstance(made[name], kinds.get(name, object)) for name in made):
+        raise BadInput(f"{path} is damaged: put it back, or delete it and give --family, --temperature, --top-p.")
+    text = config.get_text_config()
+    shape = tuple(getattr(text, name, None) for name in ("model_type", "num_hidden_layers", "hidden_size"))
+    by_shape = next((name for name, known in MODELS.items() if known["shape"] == shape), None)
+    known_as, known_by = model, ""
+    if made:
+        known_as, known_by = made.get("model"), f", made from {made.get('model')}"
+    elif model not in MODELS:
+        known_as, known_by = by_shape, f" as of {by_shape}, by its config.json" if by_shape else ""
+    return (known_as, known_by, MODELS[known_as] | made) if known_as in MODELS else (None, known_by, made)
+
+
+def write_made_from(settings, folder):
+    """Beside merged weights: what they were made from, and how that samples."""
+    values = {name: getattr(settings, name) for name in ("family", "temperature", "top_p")}
+    # A known model has its limits in MODELS, by the bench.
+    if not settings.known_as:
+        values["max_tokens"] = settings.max_tokens
+    write_json(os.path.join(folder, MADE_FROM), {"model": settings.known_as or settings.model} | values)
+
+
+def default_dtype(known_as, config):
     """"bfloat16" or "float32": the paper's models run in bfloat16, others in their checkpoint's own numbers.
 
     Where the processor has no bfloat16, float32.
@@ -141,7 +180,7 @@ def default_dtype(model, config):
     own_dtype = getattr(config, "dtype", None)
     if not has_bfloat16():
         return "float32"
-    if model not in MODELS and str(own_dtype) == "torch.float32":
+    if not known_as and str(own_dtype) == "torch.float32":
         return "float32"
     return "bfloat16"
 
@@ -175,9 +214,9 @@ def bfloat16_slowdown(size=256, repeats=3):
 
 def describe(s):
     """One line for the reader of a run: what samples, and which defaults were taken."""
-    family = s.family + ("" if s.model in MODELS else " (prompt texts; --family names others)")
-    return (f"model {s.model}, family {family}, engine {s.engine}, {s.dtype}, temperature {s.temperature:g}, "
-            f"top-p {s.top_p:g}, at most {s.max_tokens} tokens a response")
+    family = s.family + ("" if s.known_as else " (prompt texts; --family names others)")
+    return (f"model {s.model}{s.known_by}, family {family}, engine {s.engine}, {s.dtype}, "
+            f"temperature {s.temperature:g}, top-p {s.top_p:g}, at most {s.max_tokens} tokens a response")
 
 
 async def start(settings, adapters=False, folder="."):
@@ -198,7 +237,7 @@ async def start(settings, adapters=False, folder="."):
     else:
         from engines.vllm import VLLMEngine
         engine = await VLLMEngine.start(settings, adapters, folder)
-    engine.parameters = int(MODELS.get(settings.model, {}).get("parameters", engine.parameters))
+    engine.parameters = int(MODELS.get(settings.known_as, {}).get("parameters", engine.parameters))
     return engine
 
 

@@ -682,6 +682,8 @@ def test_the_whole_with_its_own_engine_and_merged(cplus, tmp_path, toy_model):
     merged = AutoModelForCausalLM.from_pretrained(out / "merged")(ids).logits
     assert (merged - adapted).norm() < ROUNDING * adapted.norm()
     assert AutoTokenizer.from_pretrained(out / "merged").chat_template
+    assert json.loads((out / "merged" / "made_from.json").read_text()) == {
+        "model": toy_model, "family": "qwen3", "temperature": 0.7, "top_p": 1.0, "max_tokens": 12}
 
 
 def test_a_full_disk_while_merging_is_one_sentence(cplus, tmp_path, scripted, monkeypatch):

@@ -1,11 +1,15 @@
 """Models of other families: engine and update give their own log-probabilities, or one sentence and no run."""
+import argparse
 import asyncio
+import dataclasses
+import shutil
 
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import engines
 import policy as policies
 from common.errors import BadInput
 from conftest import make_model, make_tokenizer
@@ -137,3 +141,64 @@ def test_an_engine_of_another_model_is_found_out(toy_model, tmp_path):
     with pytest.raises(BadInput, match="by the engine differ"):
         asyncio.run(compare(engine, settings_of(other)))
     engine.close()
+
+
+def resolved(model, bench="math500", *flags):
+    parser = argparse.ArgumentParser()
+    engines.add_arguments(parser)
+    return engines.settings(parser.parse_args(["--model", str(model), *flags]), bench)
+
+
+def decoding(settings):
+    return settings.family, settings.temperature, settings.top_p, settings.max_tokens
+
+
+def test_a_copy_of_a_known_model_is_known_by_its_shape(tmp_path):
+    """Only config.json is read."""
+    shapes = {"Qwen/Qwen3-8B": transformers.Qwen3Config(num_hidden_layers=36, hidden_size=4096),
+              "allenai/Olmo-3-7B-Instruct": transformers.Olmo3Config(num_hidden_layers=32, hidden_size=4096)}
+    wanted = {"Qwen/Qwen3-8B": ("qwen3", 1.0, 1.0, 8192), "allenai/Olmo-3-7B-Instruct": ("olmo3", 0.6, 0.95, 16384)}
+    for name, config in shapes.items():
+        config.save_pretrained(tmp_path / "copy")
+        settings = resolved(tmp_path / "copy", "lcb")
+        assert decoding(settings) == wanted[name] and settings.known_as == name
+        assert f"copy as of {name}, by its config.json, family {wanted[name][0]}, engine" in engines.describe(settings)
+    transformers.Qwen3Config(num_hidden_layers=36, hidden_size=4064).save_pretrained(tmp_path / "copy")
+    settings = resolved(tmp_path / "copy", "lcb")
+    assert decoding(settings) == ("qwen3", 1.0, 1.0, 8192) and settings.known_as is None
+    assert "--family names others" in engines.describe(settings)
+
+
+def test_a_merged_model_samples_as_what_it_was_made_from(toy_model, tmp_path):
+    config = transformers.AutoConfig.from_pretrained(toy_model)
+    olmo = "allenai/Olmo-3-7B-Instruct"
+    config.save_pretrained(tmp_path)
+    engines.write_made_from(dataclasses.replace(settings_of(olmo), known_as=olmo, family="olmo3", temperature=0.6, top_p=0.95),
+                            str(tmp_path))
+    settings = resolved(tmp_path, "lcb")
+    assert decoding(settings) == ("olmo3", 0.6, 0.95, 16384) and resolved(tmp_path).max_tokens == 8192
+    assert f"{tmp_path}, made from {olmo}, family olmo3, engine" in engines.describe(settings)
+    # what the command says counts
+    assert decoding(resolved(tmp_path, "lcb", "--family", "qwen3", "--temperature", "1", "--max-tokens", "7")) == (
+        "qwen3", 1.0, 0.95, 7)
+    # of a model that is not known: all that it sampled with
+    engines.write_made_from(settings_of(toy_model), str(tmp_path))
+    settings = resolved(tmp_path, "lcb")
+    assert decoding(settings) == ("qwen3", 1.0, 1.0, 40) and settings.known_as is None
+    for text in ("{", "[]", '{"temperature": "hot"}'):
+        (tmp_path / engines.MADE_FROM).write_text(text)
+        with pytest.raises(BadInput, match="made_from.json is damaged"):
+            resolved(tmp_path)
+
+
+def test_a_merged_model_keeps_an_invalid_generation_config(toy_model, toy_adapters, tmp_path):
+    """As some published models have; transformers reads it and refuses to write it."""
+    model = tmp_path / "model"
+    shutil.copytree(toy_model, model)
+    content = '{"do_sample": false, "temperature": 0.6, "eos_token_id": [3, 5]}\n'
+    (model / "generation_config.json").write_text(content)
+    policies.merge(settings_of(str(model)), toy_adapters[0], str(tmp_path / "merged"))
+    assert (tmp_path / "merged" / "generation_config.json").read_text() == content
+    (model / "generation_config.json").unlink()
+    policies.merge(settings_of(str(model)), toy_adapters[0], str(tmp_path / "none"))
+    assert not (tmp_path / "none" / "generation_config.json").exists()
