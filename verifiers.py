@@ -33,7 +33,7 @@ from benches import grader, mbpp
 from benches.own import problem_from_row
 from common.errors import BadInput, ContextTooLong, exit_with_sentence, rows
 from common.flags import Parser
-from common.math_text import squeeze
+from common.math_text import same_text, squeeze
 from sandbox import run
 from sandbox.asserts import run_asserts
 from sandbox.pairs import answer_of, run_tests
@@ -69,7 +69,7 @@ def math_verdict(problem, response, ask):
         return Verdict(0, 0, "", None)
     signature, fault = squeeze(answer), None
     # equal texts need no worker, and are equal even where no parser reads them
-    equal = signature == squeeze(problem.answer)
+    equal = same_text(answer, problem.answer)
     if not equal and len(answer) <= LONGEST_ANSWER:
         equal, fault = ask(problem.answer, answer)
     return Verdict(int(equal), int(equal), "", signature, fault)

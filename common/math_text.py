@@ -1,8 +1,12 @@
 """MATH answers as text: equal things written alike, lists taken apart, units and choices found."""
+import itertools
 import re
 
 
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+FRACTIONS = {"½": "12", "⅓": "13", "⅔": "23", "¼": "14", "¾": "34", "⅕": "15", "⅖": "25", "⅗": "35",
+             "⅘": "45", "⅙": "16", "⅚": "56", "⅛": "18", "⅜": "38", "⅝": "58", "⅞": "78"}
 # signs of Unicode and LaTeX, as math-verify knows them
 SIGNS = {
     "√": r"\sqrt ", "–": "-", "—": "-", "−": "-", "‐": "-", "∞": r"\infty ", "·": r"\cdot ",
@@ -10,12 +14,17 @@ SIGNS = {
     "、": ",", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ",
     "⩾": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∅": r"\emptyset ", "π": r"\pi ",
     "ℝ": r"\mathbb{R}",
-    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
-    "¾": r"\frac{3}{4}", "⁄": "/", r"\varnothing": r"\emptyset", r"\leqslant": r"\le",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "€": "", "£": "", "⟨": "(", "⟩": ")",
+    "⁄": "/", r"\varnothing": r"\emptyset", r"\leqslant": r"\le",
     r"\geqslant": r"\ge", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", r"\lbrace": r"\{",
     r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")", r"\lor": r"\text{ or }",
     r"\land": r"\text{ and }"}
-SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "tenth": -1,
+          "hundredth": -2, "thousandth": -3, "millionth": -6, "billionth": -9}
+# words behind a number that are no unit of it
+QUALIFIERS = re.compile(
+    r"\b(?:dozens?|squared|cubed|factorial|or (?:more|less)|thirds|halves|and a half)\b")
+NESTED = r"\(((?:[^()]|\([^()]*\))*)\)"  # brackets, which may hold others
 # an answer in words for one in signs
 PHRASES = {
     r"(?:there (?:is|are) )?no (?:real )?solutions?": r"\emptyset",
@@ -27,6 +36,12 @@ FUNCTIONS = r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])"
 def squeeze(text):
     """`text` without white space."""
     return "".join(text.split())
+
+
+def same_text(left, right):
+    """Are two texts equal without their white space, but for that between digits?"""
+    squeezed = [squeeze(re.sub(r"(?<=\d)\s+(?=\d)", "\0", text)) for text in (left, right)]
+    return squeezed[0] == squeezed[1]
 
 
 def plain_latex(text):
@@ -47,7 +62,11 @@ def plain_signs(text):
     """Unicode as LaTeX: superscripts, roots, full-width forms, SIGNS, degrees."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+",
                   lambda match: "^{" + match[0].translate(SUPERSCRIPTS) + "}", text)
-    text = re.sub(r"√\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+",
+                  lambda match: "_{" + match[0].translate(SUBSCRIPTS) + "}", text)
+    for sign, (above, below) in FRACTIONS.items():
+        text = text.replace(sign, rf"\frac{{{above}}}{{{below}}}")
+    text = re.sub(rf"√\s*{NESTED}", r"\\sqrt{\1}", text)
     text = re.sub(r"√\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}", text)  # \sqrt alone takes one digit
     wide = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
     text = text.translate(wide | {0x3000: " ", 0xA0: " ", 0x2009: " ", 0x202F: " "})
@@ -68,7 +87,11 @@ def plain_commands(text):
     fonts = r"\\(?:mbox|text(?:bf|it|rm|normal)|math(?:rm|bf|it))(?=\s*\{[^{}]{2})"
     text = re.sub(fonts, r"\\text", text)
     text = re.sub(r"\\(?:text|math)bf\s*\{(\d)\}", r"\1", text)
-    text = re.sub(r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
+    text = re.sub(rf"\\sqrt\s*{NESTED}", r"\\sqrt{\1}", text)
+    fraction = r"\\d?frac\s*(?:\d\s*\d|\{[^{}]*\}\s*\{[^{}]*\})"
+    text = re.sub(rf"\\sqrt\s*({fraction})", r"\\sqrt{\1}", text)
+    # the real root of a negative number
+    text = re.sub(r"\\sqrt\s*\[([357])\]\s*\{\s*-\s*(\d+)\s*\}", r"{(-\\sqrt[\1]{\2})}", text)
     if re.search(FUNCTIONS, text):  # there a degree is a number; elsewhere it is a unit
         number = r"(\d+(?:\.\d+)?|[a-zA-Z]|\\[a-z]+)\s*\^\\circ"
         text = re.sub(number, r"{(\\frac{\1\\pi}{180})}", text)
@@ -81,12 +104,12 @@ def plain_numbers(text):
     text = re.sub(r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ",", text)
     text = re.sub(r"(?<![\d.])(\d*)\.(\d*)\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?",
                   lambda m: f"{m[1]}.{m[2]}\\overline{{{m[3]}{m[4] or ''}{m[5] or ''}}}", text)
-    period = r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{\s*(\d+)\s*\}|(\d))"
+    period = r"(?<![\d.,])(\d+(?:,\d{3})+|\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{\s*(\d+)\s*\}|(\d))"
     text = re.sub(period, repeating, text)
     word = r"\\text\s*\{\s*percent(?:age)?\s*\}|\bpercent(?:age)?\b"
     text = re.sub(rf"\\?%|(?:\s|\\,)*(?:{word})", r"\\%", text)
     for word, power in SCALES.items():
-        name = rf"\\text\s*\{{\s*{word}s?\s*([^{{}}]*)\}}|{word}(?![a-z])"
+        name = rf"\\text\s*\{{\s*{word}s?(?![a-z])\s*([^{{}}]*)\}}|{word}s?(?![a-z])"
         text = re.sub(rf"(?<=[\d}}])(?:\\[,;: ]|\s)*(?:{name})",
                       lambda m: rf" \cdot 10^{{{power}}}" + (m[1] and rf"\text{{{m[1]}}}" or ""),
                       text)
@@ -95,7 +118,7 @@ def plain_numbers(text):
 
 def repeating(match):
     """A repeating decimal as a fraction of two integers."""
-    whole, fixed, period = match[1] or "0", match[2], match[3] or match[4]
+    whole, fixed, period = match[1].replace(",", "") or "0", match[2], match[3] or match[4]
     number = int(whole + fixed + period) - int(whole + fixed)
     return rf"\frac{{{number}}}{{{'9' * len(period) + '0' * len(fixed)}}}"
 
@@ -133,18 +156,26 @@ def items(text):
         parts = top_level(inner, rf"{AND_OR}|{COMMA}")
         if len(parts) > 1:
             return [rf"\text{{{part}}}" for part in parts if part]
-    # 5 ft 3 in: a list of two
-    text = re.sub(r"(\\text\s*\{[^{}]*\})(?:\s|\\,)*(?=\d)", r"\1, ", text)
+    # 5 ft 3 in, 5 ft and 3 in: a list of two
+    text = re.sub(r"(\\text\s*\{[^{}]*?[a-z])\s+and\s*\}(?=\s*\d)", r"\1}", text)
+    text = re.sub(r"([\d}]\s*\\text\s*\{[^{}]*\})(?:\s|\\,)*(?=\d)", r"\1, ", text)
     text = text.replace(r"\;", " ").replace(r"\ ", " ").replace(r"\quad", " ")
     found = []
     for part in top_level(text, rf"{AND_OR}|{COMMA}"):
         if r"\pm" in part:
-            for plus, minus in ("+-", "-+"):
-                signed = part.replace(r"\pm", plus).replace(r"\mp", minus)
-                found.append(re.sub(r"(^|=)\s*\+", r"\1", signed))
+            found += [re.sub(r"(^|=)\s*\+", r"\1", signed) for signed in both_signs(part)]
         elif part:
             found.append(part)
     return found
+
+
+def both_signs(text):
+    """`text` with each sign for its \\pm; \\mp has the other one, several \\pm are free."""
+    if r"\mp" in text:
+        return [text.replace(r"\pm", plus).replace(r"\mp", minus) for plus, minus in ("+-", "-+")]
+    first, *rest = text.split(r"\pm")
+    return [first + "".join(sign + part for sign, part in zip(signs, rest))
+            for signs in itertools.product("+-", repeat=len(rest))]
 
 
 def is_set(text):
@@ -152,10 +183,21 @@ def is_set(text):
 
 
 def units(parts):
-    return sorted(squeeze(unit_of(part)[1]).lower().rstrip("s") for part in parts)
+    return sorted(unit_name(squeeze(without_text(unit_of(part)[1])[0])) for part in parts)
 
 
-WORD = r"[A-Za-z][A-Za-z .'/-]*"
+def unit_name(word):
+    word = word.lower().strip(" .")
+    return UNIT_NAMES.get(word) or word.rstrip("s")
+
+
+UNIT_NAMES = {"feet": "ft", "foot": "ft", "inches": "in", "inch": "in", "hours": "h", "hour": "h",
+              "hr": "h", "hrs": "h", "minutes": "min", "minute": "min", "mins": "min", "seconds": "s",
+              "second": "s", "sec": "s", "pounds": "lb", "pound": "lb", "lbs": "lb", "ounces": "oz",
+              "ounce": "oz", "yards": "yd", "yard": "yd", "meters": "m", "meter": "m"}
+
+
+WORD = r"[A-Za-z][A-Za-z .'/^\d-]*"
 UNIT_WORDS = (
     "cm|mm|km|dm|kg|mg|ml|ft|lbs?|mph|kmph|sec|min|hrs?|yrs?|gal|inch|inches|feet|foot|yards?|"
     "miles?|"
@@ -186,22 +228,49 @@ def without_letter(text, other):
 def choice_of(text):
     """-> the letter of a choice, alone or before its text; None where there is none."""
     bare, _ = without_text(text)
-    match = re.match(r"\(([A-J])\)(?!\s*[-+*/^=_])|([A-J])[.:)](?=\s|\\|$)|([A-J])$", bare)
+    match = re.match(r"\(([A-J])\)(?!\s*[-+*/^=_]|[a-zA-Z(]|\\c[au]p)|([A-J])[.:)](?=\s|\\|$)"
+                     r"|([A-J])$", bare)
+    # of several choices, or one that is said not to be it
+    if match and re.search(r"\([A-J]\)|\b(?:and|or) [A-J]\b|, ?[A-J]\b|\b(?:wrong|not|false|incorrect)\b",
+                           bare[match.end():]):
+        return None
     return match and (match[1] or match[2] or match[3])
 
 
 def clock(text):
     """-> (the time without a.m. or p.m., which of the two); None where it is no time."""
-    match = re.fullmatch(r"(\d+:\d\d)\s*(?:([ap])\.?\s*m\.?)?", without_text(text)[0].strip(), re.I)
-    return match and (match[1], (match[2] or "").lower())
+    words = re.sub(r"\s*\bnoon\b", "pm", without_text(text)[0].strip())
+    words = re.sub(r"\s*\bmidnight\b", "am", words)
+    match = re.fullmatch(r"(\d+)(:\d\d)?\s*(?:([ap])\.?\s*m\.?)?", words, re.I)
+    if not match or not (match[2] or match[3]):
+        return None
+    return match[1] + (match[2] or ":00"), (match[3] or "").lower()
 
 
 def bracketed(text):
     """-> (opening sign, closing sign, items) of (a,b) and the like; None if it is none."""
-    if not re.match(r"[(\[]", text) or text[-1:] not in ")]":
+    if not re.match(r"[(\[]", text) or text[-1:] not in ")]" or not closes_at_its_end(text):
         return None
     parts = top_level(text[1:-1], "[,;]")
     return (text[0], text[-1], parts) if len(parts) > 1 else None
+
+
+def closes_at_its_end(text):
+    """Whether the bracket that opens `text` is open up to its last character: not so in (1,2),(3,4)."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([{") - (sign in ")]}")
+        if depth == 0:
+            return place == len(text) - 1
+    return False
+
+
+def named_tuple(text):
+    """-> "a=3, b=4" of (a,b)=(3,4); None where `text` is no such equation."""
+    parts = [bracketed(part) for part in sides(text)]
+    if len(parts) != 2 or not all(parts) or len(parts[0][2]) != len(parts[1][2]):
+        return None
+    return ", ".join(f"{name}={value}" for name, value in zip(parts[0][2], parts[1][2]))
 
 
 def sides(text):

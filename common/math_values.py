@@ -21,6 +21,8 @@ def expression(text):
     normal = NormalizationConfig(
         basic_latex=True, malformed_operators=True, nits=True, boxed="none")
     try:
+        # The parser takes I for the imaginary unit too: any letter that nobody uses is another.
+        text = re.sub(r"(?<![a-zA-Z\\])I(?![a-zA-Z])", r"\\Upsilon ", text)
         value = latex2sympy(
             normalize_latex(text, normal), is_real=True, convert_degrees=False,
             normalization_config=None, conversion_config=ConversionConfig(lowercase_symbols=False))
@@ -61,13 +63,23 @@ def equal_expressions(gold, answer, digits):
 
 def points(symbols):
     """-> POINTS assignments of rational numbers to `symbols`; the later ones have both signs."""
+    yield from assignments(symbols, POINTS, lambda number: (number.randint(20, 99), number.randint(7, 19)))
+
+
+def far_points(symbols):
+    """Large numbers and whole ones, where |x|, steps, and cases may differ that agree near 0."""
+    yield from assignments(symbols, POINTS, lambda number: (number.randint(2000, 9999), number.randint(7, 19)))
+    yield from assignments(symbols, POINTS, lambda number: (number.randint(2, 99), 1))
+
+
+def assignments(symbols, count, draw):
     from sympy import Rational
 
     number = random.Random(0)
     ordered = sorted(symbols, key=str)
-    for i in range(POINTS):
-        signs = [1] if i < POINTS // 2 else [1, -1] if i % 2 else [-1, 1]
-        values = [Rational(number.randint(20, 99), number.randint(7, 19)) for _ in ordered]
+    for i in range(count):
+        signs = [1] if i < count // 2 else [1, -1] if i % 2 else [-1, 1]
+        values = [Rational(*draw(number)) for _ in ordered]
         yield {symbol: signs[k % len(signs)] * values[k]
                for k, symbol in enumerate(ordered)}
 
@@ -88,6 +100,12 @@ def defined(value, point):
     return True
 
 
+def with_cases():
+    from sympy import Abs, Max, Min, Piecewise, ceiling, floor, sign
+
+    return Abs, Max, Min, Piecewise, ceiling, floor, sign
+
+
 def same_function(left, right, digits):
     """Do two expressions agree wherever both are defined? None where that cannot be told."""
     if left == right:
@@ -96,7 +114,8 @@ def same_function(left, right, digits):
     if not symbols:
         return same_number(left.doit(), right.doit(), digits)
     told = None
-    for point in points(symbols):
+    has_cases = left.has(*with_cases()) or right.has(*with_cases())
+    for point in [*points(symbols), *(far_points(symbols) if has_cases else ())]:
         if defined(left, point) and defined(right, point):
             told = same_number(at(left, point), at(right, point), digits)
             if not told:
@@ -133,6 +152,8 @@ def decimal_exponent(value):
 
 def is_zero(value):
     """Is an exact number 0? None where it is no number."""
+    from sympy import Float
+
     if value.is_Rational:
         return value == 0
     approximation = value.evalf(10, maxn=PRECISION)
@@ -142,7 +163,7 @@ def is_zero(value):
     if not all(part.is_Float or part.is_Rational for part in parts):
         return None
     # one bit of precision: sympy found no digit of it that is not 0
-    return all(part == 0 or getattr(part, "_prec", 2) == 1 for part in parts)
+    return all(getattr(part, "_prec", 2) == 1 or abs(part) < Float("1e-500") for part in parts)
 
 
 def constant_ratio(left, right):
