@@ -403,7 +403,7 @@ def parse(argv):
         raise BadInput("under torchrun each rank samples on its own GPU: leave out "
                        "--tensor-parallel and --data-parallel.")
     # Beside the updates the engine leaves room for the trainer.
-    settings = engines.settings(given, first["bench"], gpu_memory=0.4)
+    settings = engines.settings(given, first["bench"], gpu_memory=0.4, adapters=True)
     check_model(given, settings.model, first["model"])
     update_args = flags.update_args(given, settings.temperature, first["bench"])
     args = DistillArgs(given.cplus, given.steps, given.batch, given.traces, given.seed,

@@ -423,7 +423,7 @@ def parse(baseline, argv, doc):
     options = parser.parse_args(argv)
     is_training = options.split == "train"
     options.lr = options.lr or (1e-5 if is_training else 1e-6)
-    settings = engines.settings(options, options.bench, gpu_memory=0.4)
+    settings = engines.settings(options, options.bench, gpu_memory=0.4, adapters=True)
     if settings.temperature == 0:
         raise BadInput("--temperature 0 leaves no distribution to learn from: give one above 0.")
     calls = options.calls or (baseline.calls if is_training else 24)
@@ -435,7 +435,8 @@ def parse(baseline, argv, doc):
 
 def kept_settings(options, args, settings):
     """What explore.json keeps of a run, which goes on with the same alone."""
-    own = {name: value for name, value in vars(options).items() if name not in ("grad_checkpoint_every", "out")}
+    free = ("grad_checkpoint_every", "out", "server", "patience", "no_async_scheduling")
+    own = {name: value for name, value in vars(options).items() if name not in free}
     return own | {name: getattr(args, name) for name in ("method", "calls", "gpu_hours")} | settings.kept()
 
 

@@ -52,16 +52,21 @@ class Settings:
     data_parallel: int
     servers: tuple = ()    # URLs, with "served"
     patience: float = 1800.0
+    async_scheduling: bool = True  # vLLM's
 
     def kept(self):
-        """What the files of a run keep: it may go on with other servers."""
+        """What the files of a run keep: it may go on with other servers, and without asynchronous scheduling."""
         values = dataclasses.asdict(self)
-        del values["servers"], values["patience"]
+        for name in ("servers", "patience", "async_scheduling"):
+            del values[name]
         return values
 
 
-def settings(args, bench, gpu_memory=0.9):
-    """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does."""
+def settings(args, bench, gpu_memory=0.9, adapters=False):
+    """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does.
+
+    adapters: as for `start`.
+    """
     import torch
     from transformers import AutoConfig
     cuda = torch.cuda.is_available()
@@ -72,24 +77,39 @@ def settings(args, bench, gpu_memory=0.9):
                        "model with --model, or run `python tiny.py`, which makes one.")
     model = args.model or DEFAULT_MODEL
     known = MODELS.get(model, {})
-    engine = args.engine
-    if engine == "auto":
-        engine = "vllm" if cuda else "hf"
-    if engine == "hf" and args.tensor_parallel * args.data_parallel > 1:
-        raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
     config = load(AutoConfig, model)  # whatever the flags: a mistyped --model is said before anything is fetched
+    dtype = args.dtype or default_dtype(model, config)
+    engine = engine_for(args, dtype, adapters)
     resolved = Settings(
         model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
-        dtype=args.dtype or default_dtype(model, config),
+        dtype=dtype,
         temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
         max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
         gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
         tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel, servers=tuple(args.server),
-        patience=args.patience)
+        patience=args.patience, async_scheduling=not args.no_async_scheduling)
     if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
     return resolved
+
+
+def engine_for(args, dtype, adapters):
+    """Settings.engine, for the flags. Errors: BadInput."""
+    import torch
+    cuda, parallel = torch.cuda.is_available(), args.tensor_parallel * args.data_parallel > 1
+    engine = args.engine
+    if engine == "auto":
+        engine = "vllm" if cuda else "hf"
+    # vLLM's kernels for LoRA on CUDA assert 16 bits a number.
+    if engine == "vllm" and cuda and adapters and dtype == "float32":
+        if args.engine == "vllm" or parallel:
+            raise BadInput("on a GPU vLLM has adapters in bfloat16 alone: take --dtype bfloat16, or --engine hf on one "
+                           "GPU.")
+        engine = "hf"
+    if engine == "hf" and parallel:
+        raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
+    return engine
 
 
 def as_run(flags, run, path):
@@ -189,6 +209,7 @@ async def start(settings, adapters=False, folder="."):
         print_once(f"note: this processor has no bfloat16; a small product took {bfloat16_slowdown():.0f} times as "
                    "long as in float32, which --dtype float32 asks for.", sys.stderr)
     if settings.engine == "hf":
+        note_float32(settings, adapters)
         from engines.hf import HFEngine
         engine = HFEngine(settings)
     elif settings.engine == "served":
@@ -199,6 +220,15 @@ async def start(settings, adapters=False, folder="."):
         engine = await VLLMEngine.start(settings, adapters, folder)
     engine.parameters = int(MODELS.get(settings.model, {}).get("parameters", engine.parameters))
     return engine
+
+
+def note_float32(settings, adapters):
+    """Say why a GPU samples with the hf engine, where that is why."""
+    import torch
+    from common.ranks import print_once
+    if adapters and settings.dtype == "float32" and torch.cuda.is_available():
+        print_once("note: adapters in float32 are sampled by the hf engine, as vLLM has them in bfloat16 alone on a "
+                   "GPU; --dtype bfloat16 takes vLLM.", sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -226,3 +256,5 @@ def add_arguments(parser):
     add("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
     add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy (vllm)")
     add("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")
+    add("--no-async-scheduling", action="store_true",
+        help="each step of vLLM waits for the one before; VLLM_USE_V2_MODEL_RUNNER=0 takes its older model runner")
