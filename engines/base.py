@@ -129,19 +129,20 @@ def load(auto_class, model, **kwargs):
 
 
 def fetch_weights(model):
-    """-> the folder of a model that is whole on the disk: fetched from the Hub with a bar, if need be. Errors: BadInput.
+    """-> the folder of a whole model: if need be, it is fetched from the Hub with a bar. Errors: BadInput.
 
     Of the processes of a machine (the ranks of torchrun) one fetches; the others wait, and find it.
     """
     if os.path.isdir(model):
         return model
-    import filelock
     from huggingface_hub import constants
-    lock = filelock.FileLock(os.path.join(constants.HF_HUB_CACHE, ".locks", "download.lock"))
+    from huggingface_hub.utils import WeakFileLock
+    lock = os.path.join(constants.HF_HUB_CACHE, ".locks", "download.lock")
     try:
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError, NotImplementedError):  # a cache that is read alone, a disk without locks
-                stack.enter_context(lock)
+            with contextlib.suppress(OSError):  # a cache that is only read needs no lock
+                os.makedirs(os.path.dirname(lock), exist_ok=True)
+                stack.enter_context(WeakFileLock(lock))
             folder = from_hub(model, "*.safetensors")
             if not glob.glob(f"{folder}/*.safetensors"):
                 folder = from_hub(model, "*.bin")

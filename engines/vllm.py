@@ -133,8 +133,8 @@ class VLLMEngine(Engine):
         self.platform = current_platform
         self.cpu = current_platform.is_cpu()
         if not self.cpu:
-            self.advice = (" --no-async-scheduling, and VLLM_USE_V2_MODEL_RUNNER=0 in the environment, turn off what is "
-                           "newest in vLLM.")
+            self.advice = (" --no-async-scheduling, and VLLM_USE_V2_MODEL_RUNNER=0 in the environment, turn off what "
+                           "is newest in vLLM.")
 
     def _log_traceback(self):
         """Of the error at hand: the user sees one sentence, which names the log."""
