@@ -46,26 +46,27 @@ class Settings:
     temperature: float
     top_p: float
     max_tokens: int        # response limit, tokens
-    gpu_memory: float      # share of the GPU's memory that the engine takes
+    gpu_memory: float | None  # share of the GPU's memory that the engine takes; None: what the trainer leaves
     max_model_len: int | None
     tensor_parallel: int
     data_parallel: int
     servers: tuple = ()    # URLs, with "served"
     patience: float = 1800.0
     async_scheduling: bool = True  # vLLM's
+    rests: bool = False    # whether vLLM gives back the memory of its cache during updates
 
     def kept(self):
-        """What the files of a run keep: it may go on with other servers, and without asynchronous scheduling."""
+        """What the files of a run keep: it may go on with other servers, other memory, no asynchronous scheduling."""
         values = dataclasses.asdict(self)
-        for name in ("servers", "patience", "async_scheduling"):
+        for name in ("servers", "patience", "async_scheduling", "gpu_memory", "rests"):
             del values[name]
         return values
 
 
-def settings(args, bench, gpu_memory=0.9, adapters=False):
+def settings(args, bench, adapters=False, trains=False):
     """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does.
 
-    adapters: as for `start`.
+    adapters: as for `start`; trains: whether this process trains beside the engine.
     """
     import torch
     from transformers import AutoConfig
@@ -80,16 +81,19 @@ def settings(args, bench, gpu_memory=0.9, adapters=False):
     config = load(AutoConfig, model)  # whatever the flags: a mistyped --model is said before anything is fetched
     dtype = args.dtype or default_dtype(model, config)
     engine = engine_for(args, dtype, adapters)
+    rests = trains and cuda and engine == "vllm" and not args.keep_cache
+    share = (None if rests else 0.4) if trains else 0.9
     resolved = Settings(
         model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
         dtype=dtype,
         temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
         max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens", 8192),
-        gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
+        gpu_memory=args.gpu_memory or share, max_model_len=args.max_model_len,
         tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel, servers=tuple(args.server),
-        patience=args.patience, async_scheduling=not args.no_async_scheduling)
-    if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
+        patience=args.patience, async_scheduling=not args.no_async_scheduling, rests=rests)
+    share = args.gpu_memory or 1
+    if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < share <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
     return resolved
 
@@ -252,7 +256,10 @@ def add_arguments(parser):
     add("--max-tokens", type=positive_int, help="response limit in tokens (default: the model's, App. B.4)")
     add("--temperature", type=float, help="default: the model's, App. B.4")
     add("--top-p", type=float, help="default: the model's, App. B.4")
-    add("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; beside updates 0.4)")
+    add("--gpu-memory", type=float, 
+        help="share of the GPU that the engine takes (default: 0.9; beside updates what the trainer leaves, or 0.4 "
+             "with --keep-cache or without vLLM)")
+    add("--keep-cache", action="store_true", help="vLLM keeps the memory of its keys and values during updates")
     add("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
     add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy (vllm)")
     add("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")

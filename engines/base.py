@@ -86,6 +86,11 @@ class Engine:
         added = self.tokenizer.added_tokens_decoder.values()
         return sorted({str(token) for token in added if token.special or str(token) in written})
 
+    @contextlib.asynccontextmanager
+    async def resting(self):
+        """A block that samples nothing: the engine gives back what memory it can."""
+        yield
+
     def max_new_tokens(self, prompt_token_ids, max_tokens):
         """Tokens that a response may have: the limit, or what the window leaves. Errors: ContextTooLong."""
         length = len(prompt_token_ids)

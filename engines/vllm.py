@@ -16,6 +16,7 @@ import traceback
 
 import torch
 
+from common import gpu_memory, ranks
 from common.errors import BadInput
 from engines import watchdog
 from engines.base import (
@@ -106,6 +107,11 @@ class VLLMEngine(Engine):
         until_started.enter_context(output_into(log))
         self._import_vllm()
         self.slots = 128 if self.cpu else 512  # sequences in flight
+        self.share = settings.gpu_memory
+        if self.share is None:
+            _, world = ranks.rank_and_world()
+            self.share = gpu_memory.engine_share(self.config, settings.dtype, self.platform.get_device_total_memory(),
+                                                 world, lora_rank=self.MAX_LORA_RANK)
         with engine_environment(self.cpu):
             self._check_cache()
             self.llm = self._launch(adapters)
@@ -159,7 +165,7 @@ class VLLMEngine(Engine):
                 enable_chunked_prefill=not self.cpu, max_num_batched_tokens=step_tokens,
                 tensor_parallel_size=s.tensor_parallel, data_parallel_size=s.data_parallel,
                 enable_lora=adapters, max_lora_rank=self.MAX_LORA_RANK, max_loras=1, enable_prefix_caching=True,
-                gpu_memory_utilization=s.gpu_memory, enforce_eager=self.cpu, use_tqdm_on_load=False,
+                gpu_memory_utilization=self.share, enable_sleep_mode=s.rests, enforce_eager=self.cpu, use_tqdm_on_load=False,
                 # Logits in float32, as the loss has them: bfloat16 rounds one of 20 by up to 0.06, and mu with it.
                 hf_overrides={"head_dtype": "float32"}, async_scheduling=None if s.async_scheduling else False,
                 disable_log_stats=False))  # for `metrics` of a request's output
@@ -209,7 +215,7 @@ class VLLMEngine(Engine):
             space = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")) * 2**30
             more = "set VLLM_CPU_KVCACHE_SPACE (GiB) higher"
         else:
-            share = self.settings.gpu_memory * self.settings.tensor_parallel
+            share = self.share * self.settings.tensor_parallel
             space = share * self.platform.get_device_total_memory() - self.parameters * itemsize
             more = "give the engine more with --gpu-memory or --tensor-parallel"
         need = self.window * token_bytes(self.config, itemsize)
@@ -287,6 +293,30 @@ class VLLMEngine(Engine):
             raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(loaded)} instead of "
                            f"{new.lora_int_id}, and its prefix cache was{'' if cleared else ' not'} cleared; the same "
                            "command goes on.")
+
+    @contextlib.asynccontextmanager
+    async def resting(self):
+        """A block in which the memory of vLLM's keys and values is free; weights and adapters stay, so the next request
+        finds them as they were. It empties the prefix cache with them."""
+        if not self.settings.rests:
+            yield
+            return
+        # vLLM refuses to release what a request may still read.
+        await self._call(self.llm.pause_generation(mode="wait", clear_cache=False))
+        await self._call(self.llm.release_kv_cache_memory())
+        yield
+        # What the trainer no longer needs; the engine could not have it else.
+        torch.cuda.empty_cache()
+        if not await self._call(self.llm.wake_up(["kv_cache"])):
+            raise EngineDead(f"vLLM did not take back its cache: {self.log} says more; --keep-cache lets it keep it; "
+                             "the same command goes on.")
+
+    async def _call(self, coroutine):
+        try:
+            return await coroutine
+        except Exception as error:  # raised in the engine's process, of any type
+            raise EngineDead(f"vLLM failed to give back or take its cache ({in_short(error)}): {self.log} says more; "
+                             "--keep-cache lets it keep it; the same command goes on.") from None
 
     def close(self):
         self.llm.shutdown(timeout=2)  # seconds until its processes are killed: on a CPU they wait for one another
