@@ -75,7 +75,8 @@ def waiting_trainer(config, dtype, world, *, lora_rank):
 
 
 def engine_share(config, dtype, total, world, *, lora_rank):
-    """Share of a GPU of `total` bytes for an engine that rests during updates: what the trainer and a free tenth leave."""
+    """Share of a GPU of `total` bytes for an engine that rests during updates: what the trainer, which waits while it
+    samples, and a free tenth leave."""
     return 0.9 - sum(waiting_trainer(config, dtype, world, lora_rank=lora_rank).values()) / total
 
 

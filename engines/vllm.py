@@ -165,7 +165,8 @@ class VLLMEngine(Engine):
                 enable_chunked_prefill=not self.cpu, max_num_batched_tokens=step_tokens,
                 tensor_parallel_size=s.tensor_parallel, data_parallel_size=s.data_parallel,
                 enable_lora=adapters, max_lora_rank=self.MAX_LORA_RANK, max_loras=1, enable_prefix_caching=True,
-                gpu_memory_utilization=self.share, enable_sleep_mode=s.rests, enforce_eager=self.cpu, use_tqdm_on_load=False,
+                gpu_memory_utilization=self.share, enable_sleep_mode=s.rests, enforce_eager=self.cpu,
+                use_tqdm_on_load=False,
                 # Logits in float32, as the loss has them: bfloat16 rounds one of 20 by up to 0.06, and mu with it.
                 hf_overrides={"head_dtype": "float32"}, async_scheduling=None if s.async_scheduling else False,
                 disable_log_stats=False))  # for `metrics` of a request's output

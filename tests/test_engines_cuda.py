@@ -244,3 +244,63 @@ def test_each_rank_compiles_into_a_cache_of_its_own(monkeypatch, given, cache):
             assert os.environ.get("VLLM_CACHE_ROOT") == wanted
             assert "RANK" not in os.environ and os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "0"
         assert os.environ == before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory beside updates
+
+
+def memory(model, *flags, trains=True):
+    found = engines.settings(parsed("--model", model, "--engine", "vllm", *flags), "own", adapters=True, trains=trains)
+    return found.gpu_memory, found.rests
+
+
+def test_who_rests(tmp_path, monkeypatch):
+    """vLLM in a process that trains, on a GPU; a run may go on with another choice."""
+    model = make_model(tmp_path / "half", dtype=torch.bfloat16)
+    assert memory(model, "--dtype", "bfloat16") == (0.4, False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert memory(model) == (None, True) and memory(model, "--gpu-memory", "0.3") == (0.3, True)
+    assert memory(model, "--keep-cache") == (0.4, False) and memory(model, trains=False) == (0.9, False)
+    assert memory(model, "--engine", "hf") == (0.4, False)
+    assert not {"gpu_memory", "rests"} & set(hf_settings(model).kept())
+    for share in ("-0.1", "1.1"):
+        with pytest.raises(BadInput, match="--gpu-memory above 0 and at most 1"):
+            memory(model, "--gpu-memory", share)
+
+
+def test_an_engine_that_rests_takes_what_the_trainer_leaves(toy_model, fake_vllm, tmp_path):
+    """Of 128 GiB: a tenth is free, CUDA has 2, and the toy takes less than 1/1000."""
+    engine = started(toy_model, tmp_path, gpu_memory=None, rests=True)
+    assert fake_vllm.engine["gpu_memory_utilization"] == engine.share == pytest.approx(0.9 - 2 / 128, abs=1e-3)
+    assert fake_vllm.engine["enable_sleep_mode"] is True
+    started(toy_model, tmp_path, gpu_memory=0.4)
+    assert fake_vllm.engine["gpu_memory_utilization"] == 0.4 and fake_vllm.engine["enable_sleep_mode"] is False
+
+
+def test_resting_asks_vllm_in_order(toy_model, fake_vllm, monkeypatch, tmp_path):
+    """The cache alone goes, after what runs, and comes back after the trainer has given back what it can."""
+    asked, answers = [], {"wake_up": True}
+
+    def noted(name):
+        async def call(*args, **options):
+            asked.append((name, args, options))
+            return answers.get(name)
+        return call
+    for name in ("pause_generation", "release_kv_cache_memory", "wake_up"):
+        monkeypatch.setattr(fake_vllm, name, noted(name), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty_cache"))
+
+    async def rest(engine):
+        async with engine.resting():
+            asked.append("update")
+    asyncio.run(rest(started(toy_model, tmp_path)))
+    assert asked == ["update"]
+    asked.clear()
+    resting = started(toy_model, tmp_path, rests=True)
+    asyncio.run(rest(resting))
+    assert asked == [("pause_generation", (), {"mode": "wait", "clear_cache": False}), ("release_kv_cache_memory", (), {}),
+                     "update", "empty_cache", ("wake_up", (["kv_cache"],), {})]
+    answers["wake_up"] = False
+    with pytest.raises(base.EngineDead, match="did not take back its cache: .*--keep-cache"):
+        asyncio.run(rest(resting))
