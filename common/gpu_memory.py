@@ -67,17 +67,20 @@ def backbone_weights(config, world):
     return 2 * table, linear
 
 
-def waiting_trainer(config, dtype, world, *, lora_rank):
-    """What the trainer takes of one GPU while the engine samples, {part: bytes}; dtype: "bfloat16" | "float32"."""
-    budget = memory_budget(config, 0, 0, 1, world, lora_rank=lora_rank)
+def waiting_trainer(config, dtype, *, lora_rank):
+    """What the trainer takes of one GPU while the engine samples, {part: bytes}; dtype: "bfloat16" | "float32".
+
+    With several ranks too: each has the whole model before it is shared out.
+    """
+    budget = memory_budget(config, 0, 0, 1, lora_rank=lora_rank)
     scale = 2 if dtype == "float32" else 1
     return {"CUDA": CUDA, "weights": scale * budget["weights"], "adapter": scale * budget["adapter"]}
 
 
-def engine_share(config, dtype, total, world, *, lora_rank):
+def engine_share(config, dtype, total, *, lora_rank):
     """Share of a GPU of `total` bytes for an engine that rests during updates: what the trainer, which waits while it
     samples, and a free tenth leave."""
-    return 0.9 - sum(waiting_trainer(config, dtype, world, lora_rank=lora_rank).values()) / total
+    return 0.9 - sum(waiting_trainer(config, dtype, lora_rank=lora_rank).values()) / total
 
 
 def recomputed_layers(config, settings, args, openings, *, lora_rank, world):
@@ -95,7 +98,7 @@ def recomputed_layers(config, settings, args, openings, *, lora_rank, world):
     scale = 2 if settings.dtype == "float32" else 1
     engine = (settings.gpu_memory or 0) * total
     if settings.rests:
-        waiting = {"engine": engine} | waiting_trainer(config, settings.dtype, world, lora_rank=lora_rank)
+        waiting = {"engine": engine} | waiting_trainer(config, settings.dtype, lora_rank=lora_rank)
         if sum(waiting.values()) > total:
             raise BadInput(too_large(waiting, total))
         engine = VLLM + scale * 2 * sum(backbone_weights(config.get_text_config(), 1))

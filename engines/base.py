@@ -142,7 +142,7 @@ def fetch_weights(model):
         return model
     from huggingface_hub import constants
     from huggingface_hub.utils import WeakFileLock
-    lock = os.path.join(constants.HF_HUB_CACHE, ".locks", "download.lock")
+    lock = os.path.join(constants.HF_HUB_CACHE, ".locks", model.replace("/", "--") + ".lock")
     try:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # a cache that is only read needs no lock

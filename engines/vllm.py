@@ -16,7 +16,7 @@ import traceback
 
 import torch
 
-from common import gpu_memory, ranks
+from common import gpu_memory
 from common.errors import BadInput
 from engines import watchdog
 from engines.base import (
@@ -109,9 +109,8 @@ class VLLMEngine(Engine):
         self.slots = 128 if self.cpu else 512  # sequences in flight
         self.share = settings.gpu_memory
         if self.share is None:
-            _, world = ranks.rank_and_world()
-            self.share = gpu_memory.engine_share(self.config, settings.dtype, self.platform.get_device_total_memory(),
-                                                 world, lora_rank=self.MAX_LORA_RANK)
+            total = self.platform.get_device_total_memory()
+            self.share = gpu_memory.engine_share(self.config, settings.dtype, total, lora_rank=self.MAX_LORA_RANK)
         with engine_environment(self.cpu):
             self._check_cache()
             self.llm = self._launch(adapters)
