@@ -245,7 +245,7 @@ def add_arguments(parser):
     add("--model", help=f"Hub id or checkpoint folder (default: {DEFAULT_MODEL}, where there is a GPU)")
     add("--family", choices=["qwen3", "olmo3"], help="whose prompt texts (default: the model's, else qwen3)")
     add("--engine", choices=["auto", "vllm", "hf", "served"], default="auto",
-        help="auto: vllm with a GPU, else hf; served: servers that run already")
+        help="auto: vllm with a GPU, but for adapters in float32, else hf; served: servers that run already")
     add("--server", action="append", default=[], metavar="URL",
         help="of OpenAI's API, the part before /v1; several share the requests (with --engine served)")
     add("--patience", type=above_zero, default=1800.0, metavar="SECONDS",
