@@ -47,7 +47,8 @@ async def train_step(trainer, step, batch, problems, contexts):
     with trainer.sampling(batch):
         rows = await asyncio.gather(*(student_row(trainer, step, *place, problems, contexts)
                                       for place in trainer.share(batch)))          # line 15
-    metrics = update(trainer.policy, trainer.optimizer, rows, trainer.args)        # line 16
+    async with trainer.engine.resting():
+        metrics = update(trainer.policy, trainer.optimizer, rows, trainer.args)    # line 16
     # Journals, then the checkpoint. A run that stops before it repeats the step with its seeds.
     trainer.commit(step, batch, rows, metrics)
 
@@ -71,8 +72,7 @@ def batch_indices(step, size, count, seed):
     batch = []
     for position in range((step - 1) * size, step * size):
         epoch, place = divmod(position, count)
-        permutation = np.random.default_rng((seed - 1) * 10**8 + epoch).permutation(count)
-        index = int(permutation[place])
+        index = int(np.random.default_rng((seed - 1) * 10**8 + epoch).permutation(count)[place])
         batch.append((index, sum(i == index for i, _ in batch)))
     return batch
 
@@ -403,8 +403,7 @@ def parse(argv):
     if world > 1 and given.tensor_parallel * given.data_parallel > 1:
         raise BadInput("under torchrun each rank samples on its own GPU: leave out "
                        "--tensor-parallel and --data-parallel.")
-    # Beside the updates the engine leaves room for the trainer.
-    settings = engines.settings(given, first["bench"], gpu_memory=0.4)
+    settings = engines.settings(given, first["bench"], adapters=True, trains=True)
     check_model(given, settings.model, first["model"])
     update_args = flags.update_args(given, settings.temperature, first["bench"])
     args = DistillArgs(given.cplus, given.steps, given.batch, given.traces, given.seed,

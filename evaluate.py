@@ -205,7 +205,7 @@ def bench_main(options):
     flags = options.engine_flags
     if options.adapter:
         flags = engines.as_run(flags, engines.adapter_run(options.adapter), options.adapter)
-    settings = engine_settings(flags, options.bench)
+    settings = engine_settings(flags, options.bench, options.adapter)
     if options.adapter:
         check_adapter(options.adapter, settings.model)
     problems = benches.load(options.bench, options.split, options.data, options.limit)
@@ -267,13 +267,14 @@ def read_training(options, cplus):
         raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: "
                        "restore the file of problems.")
     flags = engines.as_run(options.engine_flags, first, cplus)
-    settings = engine_settings(flags, first["bench"])
+    settings = engine_settings(flags, first["bench"], options.adapter)
     name = [model_name(settings.model), bench_name(first["bench"], bench["split"])]
     return Training(name, lines, problems, ablations.read_rollouts(cplus), settings)
 
 
-def engine_settings(flags, bench):
-    return engines.settings(argparse.Namespace(**flags), bench)
+def engine_settings(flags, bench, adapter):
+    args = argparse.Namespace(**flags)
+    return engines.settings(args, bench, adapters=adapter is not None)
 
 
 # --------------------------------------------------------------------------------------------------

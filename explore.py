@@ -369,9 +369,8 @@ def parse(argv):
     is_training = given.split == "train"
     values["calls"] = given.calls or (20 if is_training else 24)
     values["gpu_hours"] = given.gpu_hours or (None if is_training else 5.0)
-    # Beside the updates the engine leaves room for the trainer.
-    gpu_memory = 0.4 if given.update_every else 0.9
-    settings = engines.settings(given, given.bench, gpu_memory=gpu_memory)
+    trains = given.update_every is not None
+    settings = engines.settings(given, given.bench, adapters=trains, trains=trains)
     update = given.update_every and flags.update_args(given, settings.temperature, given.bench)
     return ExploreArgs(**values), settings, update
 

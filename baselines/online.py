@@ -271,7 +271,8 @@ async def train(run, problems):
     """All updates that are left. -> whether the cap on GPU hours ended the run."""
     trainer = run.trainer
     if run.baseline.before:
-        run.baseline.before(run)
+        async with trainer.engine.resting():
+            run.baseline.before(run)
     while trainer.done < run.last:
         # The clocks of the ranks differ: rank 0's counts.
         if 0 in ranks.all_gather([run.seconds_left()])[:1]:
@@ -281,7 +282,8 @@ async def train(run, problems):
         items = await sample(run, batch)
         run.clock.begin("update")
         sampled = time.time()
-        metrics = (run.baseline.step or step)(run, items)
+        async with trainer.engine.resting():
+            metrics = (run.baseline.step or step)(run, items)
         if run.baseline.after and metrics["tokens"]:
             run.baseline.after(run)
         seconds = {"sample_seconds": round(sampled - begin, 3), "train_seconds": round(time.time() - sampled, 3)}
@@ -423,7 +425,7 @@ def parse(baseline, argv, doc):
     options = parser.parse_args(argv)
     is_training = options.split == "train"
     options.lr = options.lr or (1e-5 if is_training else 1e-6)
-    settings = engines.settings(options, options.bench, gpu_memory=0.4)
+    settings = engines.settings(options, options.bench, adapters=True, trains=True)
     if settings.temperature == 0:
         raise BadInput("--temperature 0 leaves no distribution to learn from: give one above 0.")
     calls = options.calls or (baseline.calls if is_training else 24)
@@ -435,7 +437,9 @@ def parse(baseline, argv, doc):
 
 def kept_settings(options, args, settings):
     """What explore.json keeps of a run, which goes on with the same alone."""
-    own = {name: value for name, value in vars(options).items() if name not in ("grad_checkpoint_every", "out")}
+    free = ("grad_checkpoint_every", "out", "server", "patience", "no_async_scheduling", "gpu_memory",
+            "keep_cache")
+    own = {name: value for name, value in vars(options).items() if name not in free}
     return own | {name: getattr(args, name) for name in ("method", "calls", "gpu_hours")} | settings.kept()
 
 

@@ -164,7 +164,8 @@ async def run(args, pairs, files):
         openings = [pair["opening"] for pair in pairs]
         trainer = policies.start_trainer(update, args.seed, args.settings, engine, openings, files)
         with policies.new_bar(args.steps, "step", initial=files.done) as trainer.bar:
-            train(trainer, args, kept)
+            async with engine.resting():
+                train(trainer, args, kept)
     finally:
         engine.close()
 
@@ -190,7 +191,7 @@ def parse(argv):
     for name, value in explored.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    args.settings = engines.settings(args, pairs[0]["bench"], gpu_memory=0.4)
+    args.settings = engines.settings(args, pairs[0]["bench"], trains=True)
     return args, pairs
 
 

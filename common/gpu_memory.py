@@ -6,6 +6,9 @@ import torch
 from common.errors import BadInput
 from loss import CHUNK_BYTES
 
+# Bytes: the contexts of both processes; and what vLLM without its cache has beside the weights (graphs, buffers).
+CUDA, VLLM = 2 * 2**30, 8 * 2**30
+
 
 def memory_budget(config, tokens, student_tokens, recompute_every, world=1, *, lora_rank):
     """What training takes of one GPU in bfloat16, {part: bytes}; the engine's share comes on top.
@@ -64,6 +67,22 @@ def backbone_weights(config, world):
     return 2 * table, linear
 
 
+def waiting_trainer(config, dtype, *, lora_rank):
+    """What the trainer takes of one GPU while the engine samples, {part: bytes}; dtype: "bfloat16" | "float32".
+
+    With several ranks too: each has the whole model before it is shared out.
+    """
+    budget = memory_budget(config, 0, 0, 1, lora_rank=lora_rank)
+    scale = 2 if dtype == "float32" else 1
+    return {"CUDA": CUDA, "weights": scale * budget["weights"], "adapter": scale * budget["adapter"]}
+
+
+def engine_share(config, dtype, total, *, lora_rank):
+    """Share of a GPU of `total` bytes for an engine that rests during updates: what the trainer, which waits while it
+    samples, and a free tenth leave."""
+    return 0.9 - sum(waiting_trainer(config, dtype, lora_rank=lora_rank).values()) / total
+
+
 def recomputed_layers(config, settings, args, openings, *, lora_rank, world):
     """N: every Nth layer is recomputed, 0: none. It is --grad-checkpoint-every, or the least that leaves a tenth free.
 
@@ -77,10 +96,16 @@ def recomputed_layers(config, settings, args, openings, *, lora_rank, world):
     tokens = max(args.micro_tokens, 2 * longest)
     student_tokens = max(args.micro_tokens // 2, longest)
     scale = 2 if settings.dtype == "float32" else 1
+    engine = (settings.gpu_memory or 0) * total
+    if settings.rests:
+        waiting = {"engine": engine} | waiting_trainer(config, settings.dtype, lora_rank=lora_rank)
+        if sum(waiting.values()) > total:
+            raise BadInput(too_large(waiting, total))
+        engine = VLLM + scale * 2 * sum(backbone_weights(config.get_text_config(), 1))
     candidates = (0, 4, 2, 1) if args.recompute_every is None else (args.recompute_every,)
     for every in candidates:
         training = memory_budget(config, tokens, student_tokens, every, world, lora_rank=lora_rank)
-        parts = {"engine": settings.gpu_memory * total, "CUDA": 2 * 2**30}
+        parts = {"engine": engine, "CUDA": CUDA}
         parts |= {name: scale * size for name, size in training.items()}
         if sum(parts.values()) <= 0.9 * total:
             return every

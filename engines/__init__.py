@@ -51,7 +51,7 @@ class Settings:
     temperature: float
     top_p: float
     max_tokens: int        # response limit, tokens
-    gpu_memory: float      # share of the GPU's memory that the engine takes
+    gpu_memory: float | None  # share of the GPU's memory that the engine takes; None: what the trainer leaves
     max_model_len: int | None
     tensor_parallel: int
     data_parallel: int
@@ -59,17 +59,22 @@ class Settings:
     patience: float = 1800.0
     known_as: str | None = None  # the one of MODELS that it is, or was made from
     known_by: str = ""           # how that is known, for a reader
+    async_scheduling: bool = True  # vLLM's
+    rests: bool = False    # whether vLLM gives back the memory of its cache during updates
 
     def kept(self):
-        """What the files of a run keep: it may go on with other servers, and what is known follows from the model."""
+        """What the files of a run keep: it may go on with other servers, other memory, no asynchronous scheduling."""
         values = dataclasses.asdict(self)
-        for name in ("servers", "patience", "known_as", "known_by"):
+        for name in ("servers", "patience", "known_as", "known_by", "async_scheduling", "gpu_memory", "rests"):
             del values[name]
         return values
 
 
-def settings(args, bench, gpu_memory=0.9):
-    """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does."""
+def settings(args, bench, adapters=False, trains=False):
+    """Resolve the flags of `add_arguments` for `bench`; errors: BadInput. Prints nothing: `describe` does.
+
+    adapters: as for `start`; trains: whether this process trains beside the engine.
+    """
     import torch
     from transformers import AutoConfig
     cuda = torch.cuda.is_available()
@@ -79,26 +84,45 @@ def settings(args, bench, gpu_memory=0.9):
         raise BadInput(f"there is no CUDA device here, and the default model {DEFAULT_MODEL} needs one: name a small "
                        "model with --model, or run `python tiny.py`, which makes one.")
     model = args.model or DEFAULT_MODEL
-    engine = args.engine
-    if engine == "auto":
-        engine = "vllm" if cuda else "hf"
-    if engine == "hf" and args.tensor_parallel * args.data_parallel > 1:
-        raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
     config = load(AutoConfig, model)  # whatever the flags: a mistyped --model is said before anything is fetched
     known_as, known_by, known = what_is_known(model, config)
+    dtype = args.dtype or default_dtype(known_as, config)
+    engine = engine_for(args, dtype, adapters)
+    rests = trains and cuda and engine == "vllm" and not args.keep_cache
+    share = (None if rests else 0.4) if trains else 0.9
     resolved = Settings(
         model=model, family=args.family or known.get("family", "qwen3"), engine=engine,
-        dtype=args.dtype or default_dtype(known_as, config),
+        dtype=dtype,
         temperature=known.get("temperature", 1.0) if args.temperature is None else args.temperature,
         top_p=known.get("top_p", 1.0) if args.top_p is None else args.top_p,
         max_tokens=args.max_tokens or known.get("lcb" if bench == "lcb" else "max_tokens") or known.get(
             "max_tokens", 8192),
-        gpu_memory=args.gpu_memory or gpu_memory, max_model_len=args.max_model_len,
+        gpu_memory=args.gpu_memory or share, max_model_len=args.max_model_len,
         tensor_parallel=args.tensor_parallel, data_parallel=args.data_parallel, servers=tuple(args.server),
-        patience=args.patience, known_as=known_as, known_by=known_by)
-    if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < resolved.gpu_memory <= 1:
+        patience=args.patience, known_as=known_as, known_by=known_by,
+        async_scheduling=not args.no_async_scheduling, rests=rests)
+    share = args.gpu_memory or 1
+    if not 0 <= resolved.temperature < float("inf") or not 0 < resolved.top_p <= 1 or not 0 < share <= 1:
         raise BadInput("--temperature must be at least 0, --top-p and --gpu-memory above 0 and at most 1.")
     return resolved
+
+
+def engine_for(args, dtype, adapters):
+    """Settings.engine, for the flags. Errors: BadInput."""
+    import torch
+    cuda, parallel = torch.cuda.is_available(), args.tensor_parallel * args.data_parallel > 1
+    engine = args.engine
+    if engine == "auto":
+        engine = "vllm" if cuda else "hf"
+    # vLLM's kernels for LoRA on CUDA assert 16 bits a number.
+    if engine == "vllm" and cuda and adapters and dtype == "float32":
+        if args.engine == "vllm" or parallel:
+            raise BadInput("on a GPU vLLM has adapters in bfloat16 alone: take --dtype bfloat16, or --engine hf on one "
+                           "GPU.")
+        engine = "hf"
+    if engine == "hf" and parallel:
+        raise BadInput("--tensor-parallel and --data-parallel are vLLM's: add --engine vllm, or leave them out.")
+    return engine
 
 
 def as_run(flags, run, path):
@@ -229,6 +253,7 @@ async def start(settings, adapters=False, folder="."):
         print_once(f"note: this processor has no bfloat16; a small product took {bfloat16_slowdown():.0f} times as "
                    "long as in float32, which --dtype float32 asks for.", sys.stderr)
     if settings.engine == "hf":
+        note_float32(settings, adapters)
         from engines.hf import HFEngine
         engine = HFEngine(settings)
     elif settings.engine == "served":
@@ -241,6 +266,15 @@ async def start(settings, adapters=False, folder="."):
     return engine
 
 
+def note_float32(settings, adapters):
+    """Say why a GPU samples with the hf engine, where that is why."""
+    import torch
+    from common.ranks import print_once
+    if adapters and settings.dtype == "float32" and torch.cuda.is_available():
+        print_once("note: adapters in float32 are sampled by the hf engine, as vLLM has them in bfloat16 alone on a "
+                   "GPU; --dtype bfloat16 takes vLLM.", sys.stderr)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Command line of every script that samples
 
@@ -251,7 +285,7 @@ def add_arguments(parser):
     add("--model", help=f"Hub id or checkpoint folder (default: {DEFAULT_MODEL}, where there is a GPU)")
     add("--family", choices=["qwen3", "olmo3"], help="whose prompt texts (default: the model's, else qwen3)")
     add("--engine", choices=["auto", "vllm", "hf", "served"], default="auto",
-        help="auto: vllm with a GPU, else hf; served: servers that run already")
+        help="auto: vllm with a GPU, but for adapters in float32, else hf; served: servers that run already")
     add("--server", action="append", default=[], metavar="URL",
         help="of OpenAI's API, the part before /v1; several share the requests (with --engine served)")
     add("--patience", type=above_zero, default=1800.0, metavar="SECONDS",
@@ -262,7 +296,12 @@ def add_arguments(parser):
     add("--max-tokens", type=positive_int, help="response limit in tokens (default: the model's, App. B.4)")
     add("--temperature", type=float, help="default: the model's, App. B.4")
     add("--top-p", type=float, help="default: the model's, App. B.4")
-    add("--gpu-memory", type=float, help="share of the GPU that the engine takes (default: 0.9; beside updates 0.4)")
+    add("--gpu-memory", type=float, 
+        help="share of the GPU that the engine takes (default: 0.9; beside updates what the trainer leaves, or 0.4 "
+             "with --keep-cache or without vLLM)")
+    add("--keep-cache", action="store_true", help="vLLM keeps the memory of its keys and values during updates")
     add("--max-model-len", type=positive_int, help="window in tokens (default: the model's)")
     add("--tensor-parallel", type=positive_int, default=1, help="GPUs that share one copy (vllm)")
     add("--data-parallel", type=positive_int, default=1, help="copies of the model (vllm)")
+    add("--no-async-scheduling", action="store_true",
+        help="each step of vLLM waits for the one before; VLLM_USE_V2_MODEL_RUNNER=0 takes its older model runner")

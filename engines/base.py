@@ -1,10 +1,13 @@
 """What both engines share: the tokenizer and the window, a completion, seeds, loading with one sentence."""
 import asyncio
+import contextlib
 import functools
+import glob
 import hashlib
 import json
 import os
 import re
+import sys
 from dataclasses import dataclass
 
 from common.errors import BadInput, ContextTooLong
@@ -83,6 +86,11 @@ class Engine:
         added = self.tokenizer.added_tokens_decoder.values()
         return sorted({str(token) for token in added if token.special or str(token) in written})
 
+    @contextlib.asynccontextmanager
+    async def resting(self):
+        """A block that samples nothing: the engine gives back what memory it can."""
+        yield
+
     def max_new_tokens(self, prompt_token_ids, max_tokens):
         """Tokens that a response may have: the limit, or what the window leaves. Errors: ContextTooLong."""
         length = len(prompt_token_ids)
@@ -126,15 +134,45 @@ def load(auto_class, model, **kwargs):
 
 
 def fetch_weights(model):
-    """Have the weights of a model of the Hub in its cache; nothing to do for a folder. Errors: BadInput."""
+    """-> the folder of a whole model: if need be, it is fetched from the Hub with a bar. Errors: BadInput.
+
+    Of the processes of a machine (the ranks of torchrun) one fetches; the others wait, and find it.
+    """
     if os.path.isdir(model):
-        return
-    from huggingface_hub import snapshot_download
-    show_download_bars_only()
+        return model
+    from huggingface_hub import constants
+    from huggingface_hub.utils import WeakFileLock
+    lock = os.path.join(constants.HF_HUB_CACHE, ".locks", model.replace("/", "--") + ".lock")
     try:
-        snapshot_download(model, allow_patterns=["*.safetensors", "*.json"])
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a cache that is only read needs no lock
+                os.makedirs(os.path.dirname(lock), exist_ok=True)
+                stack.enter_context(WeakFileLock(lock))
+            folder = from_hub(model, "*.safetensors")
+            if not glob.glob(f"{folder}/*.safetensors"):
+                folder = from_hub(model, "*.bin")
     except Exception as error:  # as above
         raise not_loaded(model, error) from None
+    if not glob.glob(f"{folder}/*.safetensors") + glob.glob(f"{folder}/*.bin"):
+        raise not_loaded(model, "it has no weights")
+    return folder
+
+
+def from_hub(model, weights):
+    """-> the folder of a model of the Hub in its cache, with those of its files that `weights`, a pattern, names."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import DryRunError
+    from huggingface_hub.utils import disable_progress_bars
+    patterns = [weights, "*.json", "*.txt", "*.jinja", "*.model"]
+    disable_progress_bars()
+    with contextlib.suppress(DryRunError):  # the Hub is out of reach: what is here must do
+        files = snapshot_download(model, allow_patterns=patterns, dry_run=True)
+        sizes = [file.file_size or 0 for file in files if file.will_download]
+        if sizes:
+            print(f"downloading {sum(sizes) / 2**30:.2f} GiB of {model} to {constants.HF_HUB_CACHE} (HF_HOME names "
+                  "another place)", file=sys.stderr, flush=True)
+    show_download_bars_only()
+    return snapshot_download(model, allow_patterns=patterns)
 
 
 def not_loaded(model, error):

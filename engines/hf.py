@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from engines.base import Engine, Sample, check_adapter, load, load_adapter, token_bytes
+from engines.base import Engine, Sample, check_adapter, fetch_weights, load, load_adapter, token_bytes
 from engines.check import TEXT, check_config, check_equal, own_logprobs, unknown_layers
 
 
@@ -103,6 +103,7 @@ class HFEngine(Engine):
         check_config(settings.model, self.config)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         attention = "grouped" if self.device == "cpu" else "sdpa"
+        fetch_weights(settings.model)
         self.model = load(AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype),
                           attn_implementation=attention)
         self.model.to(self.device).eval()

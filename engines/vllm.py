@@ -16,6 +16,7 @@ import traceback
 
 import torch
 
+from common import gpu_memory
 from common.errors import BadInput
 from engines import watchdog
 from engines.base import (
@@ -41,6 +42,11 @@ def engine_environment(cpu):
         if (name.startswith(("TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_"))
                 or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
             del os.environ[name]
+    if "RANK" in before:
+        # Ranks that compile at the same time write the same files, as to vLLM each is rank 0.
+        cache = os.environ.get("VLLM_CACHE_ROOT") or os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm")
+        os.environ["VLLM_CACHE_ROOT"] = os.path.join(cache, f"rank_{before['RANK']}")
     os.environ["ENGINE_OF"] = str(os.getpid())  # the watchdog knows them by it
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     if cpu:
@@ -83,11 +89,13 @@ class VLLMEngine(Engine):
     without an adapter that of its neighbours in the batch)."""
 
     MAX_LORA_RANK = 64
+    advice = ""    # at the end of a sentence on an engine that is dead
 
     def __init__(self, settings, adapters, log, until_started):
         """log: path of the file for all that vLLM prints. until_started: ExitStack, closed when the start is over."""
         super().__init__(settings)
-        fetch_weights(settings.model)
+        # With a folder, the engine's processes ask the Hub for nothing.
+        self.weights = fetch_weights(settings.model)
         self.log = log
         self.gate, self.idle, self.running = asyncio.Lock(), asyncio.Event(), 0
         self.idle.set()
@@ -99,6 +107,10 @@ class VLLMEngine(Engine):
         until_started.enter_context(output_into(log))
         self._import_vllm()
         self.slots = 128 if self.cpu else 512  # sequences in flight
+        self.share = settings.gpu_memory
+        if self.share is None:
+            total = self.platform.get_device_total_memory()
+            self.share = gpu_memory.engine_share(self.config, settings.dtype, total, lora_rank=self.MAX_LORA_RANK)
         with engine_environment(self.cpu):
             self._check_cache()
             self.llm = self._launch(adapters)
@@ -125,6 +137,9 @@ class VLLMEngine(Engine):
             stop_token_ids=self.stop_ids, output_kind=RequestOutputKind.FINAL_ONLY)
         self.platform = current_platform
         self.cpu = current_platform.is_cpu()
+        if not self.cpu:
+            self.advice = (" --no-async-scheduling, and VLLM_USE_V2_MODEL_RUNNER=0 in the environment, turn off what "
+                           "is newest in vLLM.")
 
     def _log_traceback(self):
         """Of the error at hand: the user sees one sentence, which names the log."""
@@ -142,18 +157,21 @@ class VLLMEngine(Engine):
         step_tokens = max(self.window, 2048) if self.cpu else 16384
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(
-                model=s.model, dtype=s.dtype, generation_config="vllm", max_model_len=self.window,
+                model=self.weights, dtype=s.dtype, generation_config="vllm", max_model_len=self.window,
                 # mu of Eq. 3 is what a token was drawn with. vLLM's default, raw log-probabilities, is that of before
                 # temperature and top-p: wrong as soon as the temperature is not 1.
                 logprobs_mode="processed_logprobs", max_num_seqs=self.slots, scheduling_policy="priority",
                 enable_chunked_prefill=not self.cpu, max_num_batched_tokens=step_tokens,
                 tensor_parallel_size=s.tensor_parallel, data_parallel_size=s.data_parallel,
                 enable_lora=adapters, max_lora_rank=self.MAX_LORA_RANK, max_loras=1, enable_prefix_caching=True,
-                gpu_memory_utilization=s.gpu_memory, enforce_eager=self.cpu, use_tqdm_on_load=False,
+                gpu_memory_utilization=self.share, enable_sleep_mode=s.rests, enforce_eager=self.cpu,
+                use_tqdm_on_load=False,
+                # Logits in float32, as the loss has them: bfloat16 rounds one of 20 by up to 0.06, and mu with it.
+                hf_overrides={"head_dtype": "float32"}, async_scheduling=None if s.async_scheduling else False,
                 disable_log_stats=False))  # for `metrics` of a request's output
         except Exception as error:  # of any type: from vLLM, and from what it runs on
             self._log_traceback()
-            raise BadInput(f"vLLM did not start ({in_short(error)}): {self.log} says more.") from None
+            raise BadInput(f"vLLM did not start ({in_short(error)}): {self.log} says more.{self.advice}") from None
 
     @classmethod
     async def start(cls, settings, adapters, folder):
@@ -197,7 +215,7 @@ class VLLMEngine(Engine):
             space = int(os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")) * 2**30
             more = "set VLLM_CPU_KVCACHE_SPACE (GiB) higher"
         else:
-            share = self.settings.gpu_memory * self.settings.tensor_parallel
+            share = self.share * self.settings.tensor_parallel
             space = share * self.platform.get_device_total_memory() - self.parameters * itemsize
             more = "give the engine more with --gpu-memory or --tensor-parallel"
         need = self.window * token_bytes(self.config, itemsize)
@@ -228,7 +246,7 @@ class VLLMEngine(Engine):
                     self.idle.set()
         except self.dead as error:
             raise EngineDead(f"vLLM's engine is dead ({in_short(error.__cause__ or error)}): {self.log} says more; "
-                             "what is graded is kept, and the same command goes on.") from None
+                             f"what is graded is kept, and the same command goes on.{self.advice}") from None
         if completion.finish_reason not in ("stop", "length"):  # "abort": the engine was told to end
             raise EngineDead(f"vLLM's engine was stopped from outside: {self.log} says more; what is graded is kept, "
                              "and the same command goes on.")
@@ -275,6 +293,30 @@ class VLLMEngine(Engine):
             raise BadInput(f"vLLM did not take the adapter {adapter}: it holds {sorted(loaded)} instead of "
                            f"{new.lora_int_id}, and its prefix cache was{'' if cleared else ' not'} cleared; the same "
                            "command goes on.")
+
+    @contextlib.asynccontextmanager
+    async def resting(self):
+        """A block in which the memory of vLLM's keys and values is free; weights and adapters stay, so the next request
+        finds them as they were. It empties the prefix cache with them."""
+        if not self.settings.rests:
+            yield
+            return
+        # vLLM refuses to release what a request may still read.
+        await self._call(self.llm.pause_generation(mode="wait", clear_cache=False))
+        await self._call(self.llm.release_kv_cache_memory())
+        yield
+        # What the trainer no longer needs; the engine could not have it else.
+        torch.cuda.empty_cache()
+        if not await self._call(self.llm.wake_up(["kv_cache"])):
+            raise EngineDead(f"vLLM did not take back its cache: {self.log} says more; --keep-cache lets it keep it; "
+                             "the same command goes on.")
+
+    async def _call(self, coroutine):
+        try:
+            return await coroutine
+        except Exception as error:  # raised in the engine's process, of any type
+            raise EngineDead(f"vLLM failed to give back or take its cache ({in_short(error)}): {self.log} says more; "
+                             "--keep-cache lets it keep it; the same command goes on.") from None
 
     def close(self):
         self.llm.shutdown(timeout=2)  # seconds until its processes are killed: on a CPU they wait for one another

@@ -13,7 +13,7 @@ import engines.check
 from common import ranks
 from common.flags import UpdateArgs
 from conftest import make_tokenizer
-from engines.base import Sample
+from engines.base import Engine, Sample
 from policy import load_policy
 
 import torch
@@ -24,6 +24,7 @@ START = engines.start  # before a test replaces it
 class ScriptedStudent:
     """1 to 20 tokens a request, a third of the requests cut off, with made-up log-probabilities; reads no weights."""
     startup_seconds, parameters, gpus, slots, window = 0.0, 1000, 1, 4, 10**6
+    resting = Engine.resting
 
     def __init__(self):
         self.tokenizer, self.asked = make_tokenizer(), []

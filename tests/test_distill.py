@@ -338,6 +338,27 @@ def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, ev
         gpu_memory.recomputed_layers(config, settings, args, [200, 500], **ours)
 
 
+@pytest.mark.parametrize("share,max_tokens,taken", [(None, 8192, 0), (0.8, 8192, 0), (None, 16384, 2), (0.9, 8192, None)])
+def test_an_engine_that_rests_leaves_more(tmp_path, monkeypatch, share, max_tokens, taken):
+    """Qwen3-8B on one H200: beside the update vLLM has its weights and 8 GiB, so no layer is recomputed. Beside the engine
+    the trainer has weights and adapter: 15.3 + 2.9 GiB, and CUDA 2, which 0.9 of the GPU leaves no room for."""
+    import argparse
+    from transformers import Qwen3Config
+    config, total = Qwen3Config(**QWEN3_8B), 139.8 * 2**30
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: argparse.Namespace(total_memory=total))
+    share_of_all = gpu_memory.engine_share(config, "bfloat16", total, lora_rank=LORA_RANK)
+    ours = {"lora_rank": LORA_RANK, "world": 1}
+    assert share_of_all == pytest.approx(0.9 - (15.26 + 2.93 + 2) / 139.8, abs=1e-3)
+    args = UpdateArgs(1e-5, math.inf, "reverse_kl", 16384, None)
+    settings = engines.Settings(str(tmp_path), "qwen3", "vllm", "bfloat16", 1.0, 1.0, max_tokens, share, None, 1, 1, rests=True)
+    if taken is not None:
+        assert gpu_memory.recomputed_layers(config, settings, args, [200, 500], **ours) == taken
+        return
+    with pytest.raises(BadInput, match=r"needs 146\.0 GiB .*engine 125\.8, CUDA 2\.0, weights 15\.3, adapter 2\.9.*--gpu-memory"):
+        gpu_memory.recomputed_layers(config, settings, args, [200, 500], **ours)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Runs
 

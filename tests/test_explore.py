@@ -120,7 +120,7 @@ def run(monkeypatch, tmp_path, script, *flags, n=2, calls=7, out="out", graders=
     monkeypatch.setattr(clock, "time", types.SimpleNamespace(time=lambda: scripted.now))
     settings = engines.Settings(MODEL, "qwen3", "hf", "float32", 1.0, 1.0, scripted.max_tokens, 0.9, None, 1, 1)
     monkeypatch.setattr(engines, "start", start)
-    monkeypatch.setattr(engines, "settings", lambda args, bench, gpu_memory: settings)
+    monkeypatch.setattr(engines, "settings", lambda *_, **__: settings)
     monkeypatch.setattr(verifiers, "Graders", lambda **_: graders(scripted))
     folder = tmp_path / out
     argv = ["--bench", bench, "--calls", str(calls), "--out", str(folder), *map(str, flags)]

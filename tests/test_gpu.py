@@ -17,7 +17,7 @@ import engines
 import loss
 from common import gpu_memory
 from common.flags import UpdateArgs
-from conftest import make_adapter, make_model
+from conftest import make_adapter, make_model, make_tokenizer
 from engines.base import Sample
 from policy import LORA_RANK, Trainer, adam, load_policy
 
@@ -132,6 +132,7 @@ def test_the_memory_budget_holds(tmp_path, every):
     from transformers import AutoModelForCausalLM, Qwen3Config
     config = Qwen3Config(**QWEN3_8B, num_hidden_layers=2)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     policy = load_policy(settings(str(tmp_path)), None, 1, every, torch.device("cuda"))

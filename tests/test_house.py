@@ -17,8 +17,9 @@ FLOORS = [
     "common.math_items",
     "prompts loss answers common.errors common.clock common.progress benches.problem sandbox.linux sandbox.program engines.watchdog report.method",
     "benches.grader",
-    "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base engines.check "
+    "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
     "report.measures report.paper",
+    "engines.check",
     "common.rollouts common.checkpoints sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
     "engines.servers report.curves",
     "sandbox.run benches.tiny_model engines.served report.tables report.plots report.dialogue report.page",

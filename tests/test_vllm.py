@@ -1,6 +1,7 @@
 """The real vLLM: what it samples is what the trainer's forward says, adapters are swapped for sure, nothing outlives a run."""
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -77,9 +78,11 @@ def settings(model, **changes):
 
 @pytest.fixture(scope="module")
 def vllm(model, tmp_path_factory):
-    running = Running(model, adapters=True, folder=tmp_path_factory.mktemp("vllm"))
-    yield running
-    running.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # a test sends the engine's process a function
+        running = Running(model, adapters=True, folder=tmp_path_factory.mktemp("vllm"))
+        yield running
+        running.close()
 
 
 def requests(temperature=1.0, top_p=1.0, adapter=None, n=12):
@@ -161,6 +164,39 @@ def test_seconds_leave_out_the_wait_in_the_queue(vllm):
     samples = vllm.sample(wanted)
     taken = time.monotonic() - begin
     assert all(s.seconds > 0 for s in samples) and sum(s.seconds for s in samples) <= vllm.engine.slots * taken
+
+
+@marked
+def test_resting(vllm, model, adapters, monkeypatch):
+    """vLLM's own pause, reset and wake-up; the memory alone stays, as on a CPU it cannot be given back.
+
+    What is asked before and meanwhile is answered as ever; then all is sampled by a new adapter, from no old key.
+    """
+    engine, asked = vllm.engine, requests(adapter=adapters[0])
+    monkeypatch.setattr(engine, "settings", dataclasses.replace(engine.settings, rests=True))
+
+    async def rest(tasks):
+        tasks += [asyncio.ensure_future(engine.sample(**r)) for r in asked]
+        while engine.running < len(asked):
+            await asyncio.sleep(0)
+        async with engine.resting():
+            late = asyncio.ensure_future(engine.sample(**asked[0]))
+            await asyncio.sleep(0.5)
+            assert not late.done() and await engine.llm.is_sleeping()
+        assert not await engine.llm.is_sleeping()
+        return [await task for task in [*tasks, late]]
+    tasks = []
+    with pytest.raises(EngineDead, match="vllm.log says more; --keep-cache lets it keep it"):
+        vllm.run(rest(tasks))
+    assert vllm.run(engine.llm.wake_up(["kv_cache"]))
+    vllm.run(asyncio.wait(tasks))
+    vllm.run(engine.llm.collective_rpc(lambda worker: setattr(type(worker), "discard", lambda self, tags: None)))
+    samples = vllm.run(rest([]))
+    assert (ratios(model, [*asked, asked[0]], samples) - 1).abs().max() < ROUNDING
+    assert samples[-1].token_ids == samples[0].token_ids
+    for adapter in (adapters[1], None):
+        wanted = requests(adapter=adapter)
+        assert (ratios(model, wanted, vllm.sample(wanted)) - 1).abs().max() < ROUNDING
 
 
 @marked
