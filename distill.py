@@ -398,10 +398,7 @@ def parse(argv):
     first = next(iter(problems.values()))[0]
     # Where the flags are silent: as it was explored.
     given = argparse.Namespace(**engines.as_run(vars(given), first, given.cplus))
-    _, world = ranks.rank_and_world()
-    if world > 1 and given.tensor_parallel * given.data_parallel > 1:
-        raise BadInput("under torchrun each rank samples on its own GPU: leave out "
-                       "--tensor-parallel and --data-parallel.")
+    check_ranks(given)
     # Beside the updates the engine leaves room for the trainer.
     settings = engines.settings(given, first["bench"], gpu_memory=0.4)
     check_model(given, settings.model, first["model"])
@@ -409,6 +406,14 @@ def parse(argv):
     args = DistillArgs(given.cplus, given.steps, given.batch, given.traces, given.seed,
                        given.merge, given.out, settings, update_args)
     return args, problems
+
+
+def check_ranks(given):
+    """BadInput where an engine would take the GPUs of other ranks."""
+    _, world = ranks.rank_and_world()
+    if world > 1 and given.tensor_parallel * given.data_parallel > 1:
+        raise BadInput("under torchrun each rank samples on its own GPU: leave out "
+                       "--tensor-parallel and --data-parallel.")
 
 
 def check_model(given, model, explorer):
