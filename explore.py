@@ -349,7 +349,7 @@ def add_arguments(parser):
 
 
 def add_run_arguments(parser, train_calls=20):
-    """The flags of every run that explores, a baseline's too; train_calls: its K of --split train."""
+    """The flags of a run that explores, a baseline's too; train_calls: its K of --split train."""
     add = parser.add_argument
     add("--bench", required=True,
         help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")

@@ -148,19 +148,13 @@ def token_loss(policy, batch, of_chunk, temperature):
     def per_token(logp, c):
         log_p_y = logp.gather(1, y[c, None])[:, 0]
         w = importance_weights(log_p_y, log_mu[c], CAP)
-        sums.update(token_sums(w, logp))
+        p = logp.detach()
+        sums.update(mean_w=float(w.sum()), capped_w=float((w >= CAP).sum()), entropy=float(-(p.exp() * p).sum()))
         return of_chunk(logp, log_p_y, w, c)
 
     loss = chunked(hidden, policy.head, temperature, per_token)
     sums["loss"] = float(loss.detach())
     return loss, sums
-
-
-def token_sums(w, logp):
-    """{name: sum over some tokens}: what the metrics are made of, beside the loss."""
-    logp = logp.detach()
-    entropy = -(logp.exp() * logp).sum()
-    return {"mean_w": float(w.sum()), "capped_w": float((w >= CAP).sum()), "entropy": float(entropy)}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -229,13 +223,6 @@ async def plain_group(run, x, first):
     return items
 
 
-async def sample(run, batch):
-    """The Items of this rank's groups of a batch."""
-    with ranks.all_ranks_ok():
-        parts = await asyncio.gather(*(run.baseline.group(run, x, first) for x, first in run.trainer.share(batch)))
-    return [item for items in parts for item in items]
-
-
 def step(run, items):
     """One update on the Items of all ranks. -> its metrics."""
     trainer = run.trainer
@@ -268,7 +255,9 @@ async def train(run, problems):
             return True
         begin = time.time()
         batch = batch_of(run, trainer.done + 1, problems)
-        items = await sample(run, batch)
+        with ranks.all_ranks_ok():
+            parts = await asyncio.gather(*(run.baseline.group(run, x, first) for x, first in trainer.share(batch)))
+        items = [item for group in parts for item in group]
         run.clock.begin("update")
         sampled = time.time()
         metrics = (run.baseline.step or step)(run, items)

@@ -47,10 +47,10 @@ def loss(policy, batch):
 
 async def rewrite_all(args, pairs, engine):
     """[(pair, y*)] of the pairs that are kept, in their order; rank 0's work."""
-    problems, _ = evaluate.explored_problems(args.cplus, {pair["problem"] for pair in pairs})
+    problems, explored = evaluate.explored_problems(args.cplus, {pair["problem"] for pair in pairs})
     known, file = journal.open_journal(os.path.join(args.out, "rewrites.jsonl"))
     known = {(line["problem"], line["step"], line["round"]): line for line in known}
-    with (file, contextlib.closing(verifiers.Graders()) as graders,
+    with (file, contextlib.closing(verifiers.Graders(strict=explored.get("strict_math_verify", False))) as graders,
           policies.new_bar(len(pairs), "pair", desc="rewriting") as bar):
 
         async def rewritten(pair):
@@ -110,8 +110,7 @@ def train(trainer, args, kept):
         trained = sum(ranks.all_gather([sum(item.tokens() for item in items)]))
         metrics = {"step": step, "loss": total / tokens, "grad_norm": grad_norm, "tokens": tokens,
                    "trained_tokens": trained, "train_seconds": round(time.time() - begin, 3)}
-        text = f"step {step:3d}  loss {total / tokens:.5f}  grad norm {grad_norm:.3g}"
-        trainer.keep(step, [], metrics, text)
+        trainer.keep(step, [], metrics, f"step {step:3d}  loss {total / tokens:.5f}  grad norm {grad_norm:.3g}")
         trainer.bar.update()
 
 
@@ -156,22 +155,13 @@ def write_result(args, clock, result):
 def parse(argv):
     """-> (flags with `settings`, the lines of cplus.jsonl). Errors: BadInput."""
     parser = flags.Parser(description=__doc__.partition("\n")[0])
-    add = parser.add_argument
-    add("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
-    add("--rewrite", type=int, choices=range(0, 100), default=5, metavar="N", help="rounds; 0: answers as they are")
-    add("--steps", type=flags.positive_int, default=20, help="optimizer steps")
-    add("--batch", type=flags.positive_int, default=128, help="examples a step")
+    distill.add_run_arguments(parser)
     flags.add_step_arguments(parser, lr=1e-5)
-    add("--seed", type=flags.positive_int, default=1, help="run seed")
-    add("--out", default="out", help="folder of the run")
-    engines.add_arguments(parser)
-    args = parser.parse_args(argv)
-    distill.check_ranks(args)
-    pairs = [line for lines in distill.read_cplus(args.cplus).values() for line in lines]
-    vars(args).update(engines.as_run(vars(args), pairs[0], args.cplus))
-    args.settings = engines.settings(args, pairs[0]["bench"], gpu_memory=0.4)
-    distill.check_model(args, args.settings.model, pairs[0]["model"])
-    return args, pairs
+    parser.add_argument("--rewrite", type=int, choices=range(0, 100), default=5, metavar="N",
+                        help="rounds; 0: answers as they are")
+    args, settings, problems = distill.resolved(parser.parse_args(argv))
+    args.settings = settings
+    return args, [line for lines in problems.values() for line in lines]
 
 
 def open_files(args, pairs):
@@ -179,10 +169,10 @@ def open_files(args, pairs):
     done = policies.newest_step(os.path.join(args.out, "adapter"))
     digest = hashlib.sha256(json.dumps([pair["response"] for pair in pairs]).encode()).hexdigest()[:16]
     own = {name: getattr(args, name) for name in ("cplus", "rewrite", "steps", "batch", "lr", "seed")}
+    kept = own | {"pairs": digest} | args.settings.kept()
     if ranks.is_main():
-        begun = done or os.path.exists(os.path.join(args.out, "rewrites.jsonl"))
-        journal.keep_settings(os.path.join(args.out, "sft.json"), own | {"pairs": digest}
-                              | args.settings.kept(), growable=("steps",), empty=not begun)
+        is_new = not done and not os.path.exists(os.path.join(args.out, "rewrites.jsonl"))
+        journal.keep_settings(os.path.join(args.out, "sft.json"), kept, growable=("steps",), empty=is_new)
     return policies.resume(args.out, done, ["sft.jsonl"])
 
 

@@ -283,22 +283,21 @@ def test_who_gets_a_teacher(rewards):
 @pytest.mark.parametrize("rate", [0.0, 1.0, 0.25])
 def test_the_moving_average(toy, rate):
     policy = toy_policy(toy)
-    run = Namespace(trainer=Namespace(policy=policy, more=None), options=Namespace(teacher_rate=rate), teacher=None)
-    sdpo.begin(run)
+    teacher = sdpo.first_teacher(Namespace(policy=policy, more=None))
     start = [p.detach().clone() for p in policy.parameters()]
     with torch.no_grad():
         for p in policy.parameters():
             p += 1
     own = [p.detach().clone() for p in policy.parameters()]
-    sdpo.follow(run)
-    for q, p in zip(run.teacher, start):
+    sdpo.follow(teacher, policy, rate)
+    for q, p in zip(teacher, start):
         assert torch.allclose(q, p + rate, atol=1e-6)
-    with sdpo.teaching(policy, run.teacher):
-        assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), run.teacher))
+    with sdpo.teaching(policy, teacher):
+        assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), teacher))
     assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), own))
-    again = Namespace(trainer=run.trainer, options=run.options, teacher=None)
-    sdpo.begin(again)
-    assert all(torch.equal(p, q) for p, q in zip(again.teacher, run.teacher))
+    more = {str(i): q.clone() for i, q in enumerate(teacher)}
+    again = sdpo.first_teacher(Namespace(policy=policy, more=more))
+    assert all(torch.equal(p, q) for p, q in zip(again, teacher))
 
 
 def test_a_long_demonstration_loses_its_beginning(monkeypatch):
@@ -693,10 +692,10 @@ class Crash(BaseException):
 
 def crash_points(name):
     """(owner, attribute, call at which it crashes, whether it is done first), one stop each; the loop is one for all."""
-    own = {"sdpo": [(sdpo, "keep", 3, True)], "seed": [(policies, "save_checkpoint", 2, False)],
-           "score": [(online, "write_lines", 3, False)]}
+    own = {"sdpo": [(sdpo, "follow", 2, True)], "seed": [(policies, "save_checkpoint", 2, False)],
+           "score": [(policies.Trainer, "write_lines", 3, False)]}
     return own[name] if name in own else [
-            (online, "step", 2, False), (online, "write_lines", 2, False), (journal, "append", 4, False),
+            (online, "step", 2, False), (policies.Trainer, "write_lines", 2, False), (journal, "append", 4, False),
             (journal, "append", 4, True), (policies, "save_checkpoint", 2, False), (policies, "update_latest", 2, False),
             (policies, "save_checkpoint", 2, True)]  # grpo
 
