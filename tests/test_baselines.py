@@ -1,4 +1,5 @@
 """The baselines: each loss by hand in float64 and against TRL's, bandits that it must solve, runs that survive stops."""
+import asyncio
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import pytest
 
 import scripted_student  # noqa: I001 (first: a rank of torchrun finds the project by it)
 import engines
+import evaluate
 import loss
 import policy as policies
 import prompts
@@ -24,6 +26,7 @@ from scripted_student import Gradients, toy_policy
 from test_distill import torchrun
 
 import torch
+from safetensors.torch import load_file
 
 DOUBLE, ROUNDING = tolerance(torch.float64, TOY_TERMS, 10), tolerance(torch.float32, TOY_TERMS)
 T, D, V = 7, 6, 11
@@ -50,6 +53,9 @@ class Fake:
             return self.ref
         teaches = any(sequence[0] == 1 for sequence in sequences)       # a teacher's prompt is [1]
         return self.teacher if teaches else self.student[:sum(lengths)]
+
+    def parameters(self):
+        return []
 
     def reference(self):
         import contextlib
@@ -243,6 +249,24 @@ def test_sdpo_by_hand():
     assert sdpo.divergence(p.log(), q.log(), alpha=0, top=2).item() == pytest.approx(backward, rel=DOUBLE)
 
 
+def test_sdpos_loss_by_hand():
+    """The sum of w D over the tokens; no gradient through w, nor to the teacher."""
+    items = answers(c=[1])
+    hidden, head, noise = (x / 2 for x in tensors((T, D), (V, D), (T, D)))  # no tail below the clamp's 1e-7
+    taught, h, h2 = hidden + noise, hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    policy = Fake(h, head, 0.7, teacher=taught)
+    run = Namespace(trainer=Namespace(policy=policy), teacher=[], options=Namespace(alpha=1.0))
+    value, sums = sdpo.loss(run, items)
+    value.backward()
+    logp, _, w = hand(h2, head, items, 0.7)
+    log_q, _, _ = hand(taught, head, items, 0.7)
+    expected = (w * (logp.exp() * (logp - log_q)).sum(-1)).sum()    # 11 tokens: the likeliest ten and a tail of one
+    expected.backward()
+    same(value.detach(), expected.detach())
+    same(h.grad, h2.grad)
+    assert sums["mean_w"] == pytest.approx(float(w.sum()), rel=1e-6) and sums["capped_w"] == (w == 2).sum()
+
+
 def test_sdpo_on_all_tokens_is_the_reverse_kl_and_a_lower_bound_on_fewer():
     student, teacher = tensors((T, V), (T, V))
     full = loss.token_divergence(student, teacher)
@@ -349,6 +373,18 @@ def test_score_by_hand():
     same(at_reference[1], plain[1])
 
 
+def test_score_without_bonus_and_penalty_is_grpo():
+    """alpha = beta = 0: GRPO on two prompts, with the lower clip that never acts; bit by bit."""
+    plain = Namespace(bonus=0.0, credit="turn")
+    pairs = [(1, 0), (0, 0), (1, 1), (0, 1)]
+    assert [score.rewards(*pair, 2, plain) for pair in pairs] == pairs
+    items = grpo_items()
+    hidden, head, noise = tensors((13, D), (V, D), (13, D))
+    found = of_policy(items, hidden, head, ref=hidden + noise, with_reference=True, high=0.2)
+    expected = of_policy(items, hidden, head)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
 def test_rewards_of_the_stages():
     by_turn, by_trajectory = (Namespace(bonus=10.0, credit=credit) for credit in ("turn", "trajectory"))
     assert [score.rewards(1, 0, stage, by_turn) for stage in (1, 2)] == [(0, 0), (1, -10)]
@@ -406,6 +442,24 @@ def test_the_gate_at_no_difference_is_a_half():
     ('{"summary": "s", "skill": ["x"]}', None), ("no JSON", None), ("[1]", None), ('{"summary": "s", "skill": ""}', None)])
 def test_skills_are_read(text, skill):
     assert seed.skill_of(text) == skill
+
+
+@pytest.mark.parametrize("text,skill", [('{"summary": "s", "skill": "' + 'a' * 600 + '"}', "a" * 500), ("torn", None)])
+def test_a_long_skill_is_cut(text, skill):
+    """At 500 tokens; the analysis is one request at temperature 0, without the adapter where there is none."""
+    asked = []
+
+    class Student(scripted_student.ScriptedStudent):
+        async def sample(self, ids, **options):
+            asked.append(options)
+            return Sample(self.tokenizer.encode(text), text, [], "stop", len(ids))
+
+    record = {"problem": "a", "step": 1, "response": "y", "reward": 0, "feedback": "f"}
+    run = Namespace(engine=Student(), settings=Namespace(family="qwen3"), args=Namespace(seed=1))
+    item = online.Item([], Sample([], "y", [], "stop", 0), record)
+    asyncio.run(seed.analysed(run, Problem("a", "math500", "X?", "math", answer="4"), item, None))
+    assert record["analysis"] == text and record["skill"] == skill
+    assert asked[0] == {"seed": asked[0]["seed"], "max_tokens": 2048, "temperature": 0.0, "top_p": 1.0, "adapter": None}
 
 
 def test_the_collected_updates_of_the_paper():
@@ -477,9 +531,8 @@ def arm_probabilities(policy, prompt):
     return (logits[0, ARMS] / policy.temperature).softmax(-1)
 
 
-def pull(policy, prompt, generator):
-    """An answer of one token -> Sample; mu is the share among the arms."""
-    p = arm_probabilities(policy, prompt)
+def pull(p, prompt, generator):
+    """An answer of one token -> Sample; p: the arms' probabilities, mu."""
     arm = int(torch.multinomial(p, 1, generator=generator))
     return Sample([ARMS[arm]], str(arm), [float(p[arm].log())], "stop", len(prompt))
 
@@ -499,9 +552,9 @@ def test_grpo_solves_a_bandit(toy):
     policy = toy_policy(toy)
 
     def batch(generator):
-        items = []
+        items, p = [], arm_probabilities(policy, PROMPT)
         for _ in range(4):
-            group = [pull(policy, PROMPT, generator) for _ in range(4)]
+            group = [pull(p, PROMPT, generator) for _ in range(4)]
             values = online.advantages([int(y.text) for y in group])
             items += [online.Item(PROMPT, y, {}, a) for y, a in zip(group, values)]
         return items
@@ -518,12 +571,13 @@ def second_prompt(arm):
 def score_batch(policy, generator, stage):
     """Four groups of four trajectories; right is the second arm."""
     options, items = Namespace(bonus=10.0, credit="turn"), []
+    p, *second = (arm_probabilities(policy, x) for x in (PROMPT, second_prompt(0), second_prompt(1)))
     for _ in range(4):
         pairs = []
         for _ in range(4):
-            y1 = pull(policy, PROMPT, generator)
+            y1 = pull(p, PROMPT, generator)
             x2 = second_prompt(int(y1.text))
-            pairs.append((y1, x2, pull(policy, x2, generator)))
+            pairs.append((y1, x2, pull(second[int(y1.text)], x2, generator)))
         paid = [score.rewards(int(y1.text), int(y2.text), stage, options) for y1, _, y2 in pairs]
         for turn in (0, 1):
             beta = 0.01 + (0.25 if (stage, turn) == (1, 0) else 0)
@@ -558,7 +612,8 @@ def test_sdpo_solves_a_bandit_whose_teacher_names_the_arm(toy):
     run = Namespace(trainer=Namespace(policy=policy), teacher=start, options=Namespace(alpha=1.0))
 
     def batch(generator):
-        return [online.Item(PROMPT, pull(policy, PROMPT, generator), {}, c=PROMPT) for _ in range(8)]
+        p = arm_probabilities(policy, PROMPT)
+        return [online.Item(PROMPT, pull(p, PROMPT, generator), {}, c=PROMPT) for _ in range(8)]
 
     found = gradient(policy, batch(torch.Generator().manual_seed(1)), lambda rows: sdpo.loss(run, rows), 10**6)
     assert max(g.abs().max() for g in found.values()) < 1e-6       # teacher and student are the same
@@ -620,14 +675,25 @@ def test_any_cut_into_micro_batches(toy, name):
     close(found[1], found[2])
 
 
-def test_two_ranks_are_one(toy, tmp_path):
+def test_two_ranks_are_one(scripted, undisturbed, toy, tmp_path, monkeypatch):
     """One rank has a single answer, so it makes empty passes."""
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, policies, "save_checkpoint", 2, False)
+        sdpo.main(flags(toy, tmp_path / "run"))
     result = torchrun(2, os.path.abspath(__file__), toy, tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     for name, method in methods().items():
         policy = toy_policy(toy)
         expected = gradient(policy, toy_answers(), lambda rows: method(policy, rows), 10**9)
         close(torch.load(tmp_path / f"{name}.pt"), expected)
+    # A run that one rank began: the same answers, and both GPUs count.
+    found, expected = (untimed(folder / "rollouts.jsonl") for folder in (tmp_path / "run", undisturbed("sdpo")))
+    assert found == expected
+    metrics, whole = (untimed(folder / "sdpo.jsonl") for folder in (tmp_path / "run", undisturbed("sdpo")))
+    assert len(metrics) == 3
+    for line, other in zip(metrics, whole):
+        assert line == {name: pytest.approx(value, rel=1e-3) for name, value in other.items()}
+    assert json.loads((tmp_path / "run" / "explore.json").read_text())["result"]["gpus"] == 2
 
 
 def rank_main():
@@ -641,6 +707,8 @@ def rank_main():
         found = gradient(policy, mine, lambda rows: method(policy, rows), 60)
         if rank == 0:
             torch.save(found, os.path.join(out, f"{name}.pt"))
+    engines.start, verifiers.grade = scripted_student.start, by_length
+    sdpo.main(flags(model, os.path.join(out, "run")))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -648,18 +716,21 @@ def rank_main():
 
 
 def flags(model, out, *more):
-    return ["--bench", "arithmetic", "--split", "train", "--limit", "5", "--calls", "6", "--group", "4", "--batch", "3",
+    return ["--bench", "arithmetic", "--split", "train", "--limit", "3", "--calls", "6", "--group", "4", "--batch", "2",
             "--model", str(model), "--max-tokens", "20", "--lr", "1e-2", "--micro-tokens", "900", "--out", str(out), *more]
 
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """The scripted student, graded by its text alone: half of the answers are right."""
-    async def grade(problem, response, *args, **kwargs):
-        reward = len(response) % 2
-        return verifiers.Verdict(reward, reward, "", None), None
+    """The scripted student, graded by its text alone."""
     monkeypatch.setattr(engines, "start", scripted_student.start)
-    monkeypatch.setattr(verifiers, "grade", grade)
+    monkeypatch.setattr(verifiers, "grade", by_length)
+
+
+async def by_length(problem, response, *args, **kwargs):
+    """Half of the answers are right."""
+    reward = len(response) % 2
+    return verifiers.Verdict(reward, reward, "", None), None
 
 
 TIMES = ("elapsed_seconds", "step_seconds", "sample_seconds", "train_seconds", "verify_seconds", "private_seconds")
@@ -683,7 +754,7 @@ def flat(value):
         return {key: flat(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [flat(item) for item in value]
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
 
 
 class Crash(BaseException):
@@ -746,12 +817,12 @@ def test_a_run_survives_every_stop(scripted, undisturbed, toy, tmp_path, monkeyp
 def test_the_answers_of_a_run(scripted, undisturbed, name):
     """K * problems answers, the batch cut at ceil(K * problems / group) groups, read as LEAF's."""
     records = read_jsonl(str(undisturbed(name) / "rollouts.jsonl"))
-    assert len(records) == 4 * math.ceil(6 * 5 / 4) == 32 and {r["method"] for r in records} == {name}
+    assert len(records) == 4 * math.ceil(6 * 3 / 4) == 20 and {r["method"] for r in records} == {name}
     steps = {}
     for record in records:
         steps.setdefault(record["problem"], []).append(record["step"])
-    assert sorted(map(len, steps.values())) == [4, 4, 8, 8, 8] and all(s == sorted(s) for s in steps.values())
-    assert [r["updates"] for r in records] == [0] * 12 + [1] * 12 + [2] * 8
+    assert sorted(map(len, steps.values())) == [4, 8, 8] and all(s == sorted(s) for s in steps.values())
+    assert [r["updates"] for r in records] == [0] * 8 + [1] * 8 + [2] * 4
     run = curves.read_run(str(undisturbed(name) / "rollouts.jsonl"))
     assert run.curves["calls"] == [1, 2, 3, 4] and str(run.method).lower() == name
     trained = sum(r["trained_tokens"] for r in records if r["step"] <= 4)
@@ -780,6 +851,50 @@ def test_the_cap_ends_a_run_between_updates(scripted, toy, tmp_path):
     assert policies.newest_step(str(tmp_path / "out" / "adapter")) == 3
 
 
+def test_a_bench_of_one_problem(scripted, toy, tmp_path):
+    """Its groups are of several epochs of one; K is no multiple of the group's size."""
+    grpo.main(flags(toy, tmp_path / "out", "--limit", "1"))
+    assert [r["step"] for r in read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))] == [*range(1, 9)]
+    assert len(read_jsonl(str(tmp_path / "out" / "grpo.jsonl"))) == 1
+
+
+def test_an_update_without_teachers_is_skipped(scripted, toy, tmp_path, monkeypatch):
+    """No success and no feedback: the update counts, the adapter stays, and nothing is trained."""
+    async def wrong(*args, **kwargs):
+        return verifiers.Verdict(0, 0, "", None), None
+    monkeypatch.setattr(verifiers, "grade", wrong)
+    sdpo.main(flags(toy, tmp_path / "out", "--calls", "2"))
+    lines = read_jsonl(str(tmp_path / "out" / "sdpo.jsonl"))
+    assert [(line["tokens"], line["trained_tokens"], line["paper_forward_tokens"]) for line in lines] == [(0, 0, 0)]
+    weights = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    assert all(not weight.any() for name, weight in weights.items() if "lora_B" in name)
+    assert policies.newest_step(str(tmp_path / "out" / "adapter")) == 1
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_a_folder_of_something_else_is_left_alone(scripted, explored, toy, tmp_path, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{name}.jsonl").write_text("mine\n")
+    with pytest.raises(BadInput, match=f"--out leads to .*{name}.jsonl, and without its"):
+        {"grpo": lambda: grpo.main(flags(toy, out)), "sft": lambda: sft.main(sft_flags(explored, out))}[name]()
+    assert (out / f"{name}.jsonl").read_text() == "mine\n"
+
+
+def test_evaluate_reads_the_runs(scripted, undisturbed, tmp_path, capsys):
+    """Tables, a plot and a page, as LEAF's; a last line that a crash tore off is left out."""
+    torn = tmp_path / "torn"
+    shutil.copytree(undisturbed("grpo"), torn)
+    with open(torn / "rollouts.jsonl", "a") as file:
+        file.write('{"problem": "arith')
+    paths = [str(folder / "rollouts.jsonl") for folder in (torn, undisturbed("sdpo"))]
+    plot, page = str(tmp_path / "a.png"), str(tmp_path / "a.html")
+    evaluate.main(["--rollouts", paths[0], "--versus", paths[1], "--plot", plot, "--html", page])
+    output = capsys.readouterr()
+    assert "| GRPO |" in output.out and "| SDPO |" in output.out and "is damaged and left out" in output.err
+    assert os.path.getsize(plot) > 0 and os.path.getsize(page) > 0
+
+
 @pytest.mark.parametrize("problems,calls,updates", [
     (500, 24, 47), (131, 24, 13), (378, 24, 36), (400, 24, 38), (478, 20, 38), (500, 20, 40), (400, 20, 32)])
 def test_the_updates_of_the_paper(problems, calls, updates):
@@ -787,12 +902,12 @@ def test_the_updates_of_the_paper(problems, calls, updates):
 
 
 def test_seeds_collection_ends_with_its_sft(scripted, toy, tmp_path, monkeypatch):
-    """Two of ten batches teach nothing but the skills; a crash within the SFT repeats it."""
+    """Two of eleven batches teach nothing but the skills; a crash within the SFT repeats it."""
     monkeypatch.setattr(seed, "skill_of", lambda text: text.strip() or None)
-    more = "--calls", "8", "--batch", "1"
+    more = "--calls", "7", "--group", "2", "--batch", "1"
     seed.main(flags(toy, tmp_path / "whole", *more))
     lines = untimed(tmp_path / "whole" / "seed.jsonl")
-    assert [line["tokens"] == 0 for line in lines] == [True] * 2 + [False] * 8
+    assert [line["tokens"] == 0 for line in lines] == [True] * 2 + [False] * 9
     assert lines[1]["analyses"] > 0 and lines[0]["trained_tokens"] == 0 < lines[1]["trained_tokens"]
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_at(patch, sft, "loss", 2, False)
@@ -849,6 +964,12 @@ def test_rewriting_stops_when_it_is_right_and_survives_a_crash(scripted, explore
     assert untimed(out / "sft.jsonl") == untimed(tmp_path / "whole" / "sft.jsonl") and len(untimed(out / "sft.jsonl")) == 3
     weights = [(folder / "adapter" / "adapter_model.safetensors").read_bytes() for folder in (out, tmp_path / "whole")]
     assert weights[0] == weights[1]
+
+
+def test_the_examples_of_the_paper(explored):
+    """2,560 in 20 steps, at most five rounds."""
+    args, pairs = sft.parse(["--cplus", explored])
+    assert args.steps * args.batch == 2560 and (args.steps, args.lr, args.rewrite) == (20, 1e-5, 5) and len(pairs) == 6
 
 
 def test_nothing_right_is_said(scripted, explored, tmp_path, monkeypatch):
