@@ -21,7 +21,7 @@ from common import journal, ranks
 from common.errors import BadInput, read_jsonl
 from conftest import TOY_TERMS, make_model, tolerance
 from engines.base import Sample
-from report import curves
+from report import curves, tests
 from scripted_student import Gradients, toy_policy
 from test_distill import torchrun
 
@@ -895,6 +895,47 @@ def test_evaluate_reads_the_runs(scripted, undisturbed, tmp_path, capsys):
     assert os.path.getsize(plot) > 0 and os.path.getsize(page) > 0
 
 
+def test_what_a_run_cost(scripted, undisturbed, capsys):
+    """Table 19's columns: all answers, also those beyond the last step that all problems have; nothing twice."""
+    folder = undisturbed("score")
+    evaluate.main(["--update", str(folder)])
+    here, papers = [row.split(" | ") for row in capsys.readouterr().out.splitlines() if "| score" in row]
+    records = read_jsonl(str(folder / "rollouts.jsonl"))
+    length = sum(r["prompt_tokens"] + r["completion_tokens"] for r in records)
+    # Every answer is read once more by the reference, and by the paper's old policy, and is trained on.
+    assert [row[3:5] for row in (here, papers)] == [[f"{2 * length:,}", f"{length:,}"], [f"{3 * length:,}", f"{length:,}"]]
+    with pytest.raises(BadInput, match="leave it out"):
+        evaluate.main(["--update", str(folder), "--internalization"])
+
+
+def test_what_sft_cost(scripted, undisturbed, tmp_path, capsys):
+    """Exploration, rewriting and training; N = 1000."""
+    settings = {"cplus": str(undisturbed("grpo") / "cplus.jsonl")}
+    result = {"gpus": 2, "seconds": {"rewriting": 3600.0}}
+    (tmp_path / "sft.json").write_text(json.dumps({"settings": settings, "result": result}))
+    (tmp_path / "rewrites.jsonl").write_text('{"prompt_tokens": 1000000000000, "completion_tokens": 500000000000}\n')
+    (tmp_path / "sft.jsonl").write_text('{"trained_tokens": 2000000000000, "train_seconds": 900}\n')
+    evaluate.main(["--update", str(tmp_path)])
+    rows = [row.split(" | ")[2:] for row in capsys.readouterr().out.splitlines() if row.startswith("| toy")]
+    assert [row[0] for row in rows] == ["exploration", "rewriting", "sft"]
+    assert rows[1][1:] == ["1,500,000,000,000", "0", "3.00", "2.00 |"]
+    assert rows[2][1:] == ["0", "2,000,000,000,000", "12.00", "0.50 |"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_an_adapter_says_its_method(name, tmp_path):
+    """And how its run sampled: what evaluate.py --bench takes where the flags are silent."""
+    kept = {"model": "m", "temperature": 0.5}
+    (tmp_path / "adapter" / "step_2").mkdir(parents=True)
+    own = {"grpo": ("explore.json", {"method": "grpo"}), "sft": ("sft.json", {"rewrite": 5})}[name]
+    (tmp_path / own[0]).write_text(json.dumps({"settings": kept | own[1]}))
+    for adapter in ("adapter", "adapter/step_2"):
+        assert engines.adapter_run(str(tmp_path / adapter)) == kept | own[1]
+        assert tests.policy(str(tmp_path / adapter)) == name
+    (tmp_path / "distill.json").write_text(json.dumps({"settings": kept}))
+    assert tests.policy(str(tmp_path / "adapter")) == "adapter" and tests.policy(None) == "base model"
+
+
 @pytest.mark.parametrize("problems,calls,updates", [
     (500, 24, 47), (131, 24, 13), (378, 24, 36), (400, 24, 38), (478, 20, 38), (500, 20, 40), (400, 20, 32)])
 def test_the_updates_of_the_paper(problems, calls, updates):
@@ -964,6 +1005,10 @@ def test_rewriting_stops_when_it_is_right_and_survives_a_crash(scripted, explore
     assert untimed(out / "sft.jsonl") == untimed(tmp_path / "whole" / "sft.jsonl") and len(untimed(out / "sft.jsonl")) == 3
     weights = [(folder / "adapter" / "adapter_model.safetensors").read_bytes() for folder in (out, tmp_path / "whole")]
     assert weights[0] == weights[1]
+    result = json.loads((out / "sft.json").read_text())["result"]
+    kept = sum(found[-1]["correct"] == 1 and not found[-1]["truncated"] for found in rounds.values())
+    assert (result["method"], result["pairs"], result["kept"], result["gpus"]) == ("sft", 6, kept, 1)
+    assert set(result["seconds"]) == {"startup", "rewriting", "update", "saving"}
 
 
 def test_the_examples_of_the_paper(explored):
