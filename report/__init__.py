@@ -168,7 +168,8 @@ def baseline_table(folder):
         run = curves.read_run(os.path.join(os.path.dirname(learned["settings"]["cplus"]), "rollouts.jsonl"))
         path = f"{beside}rewrites.jsonl"
         rewrites = read_jsonl(path, torn_ok=True) if os.path.exists(path) else []
-        return tables.sft_table(run, rewrites, read_jsonl(f"{beside}sft.jsonl", torn_ok=True), learned.get("result", {}))
+        steps = read_jsonl(f"{beside}sft.jsonl", torn_ok=True)
+        return tables.sft_table(run, rewrites, steps, learned.get("result", {}))
     if not explored or explored["settings"].get("method") not in BASELINES:
         raise BadInput(f"{folder} holds no distill.json: name the --out folder of distill.py or of a baseline (what "
                        "updates between the steps of an exploration cost is in its --rollouts tables).")

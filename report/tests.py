@@ -2,10 +2,10 @@
 import os
 from collections import Counter
 
+import engines
 from common.errors import BadInput
 from common.journal import read_json, write_json
 from common.outputs import is_test
-from engines import adapter_run
 from report import measures, print_tables
 from report.curves import bench_name, model_name
 from report.method import BASELINES
@@ -44,7 +44,7 @@ def policy(adapter):
     """What was tested, as paper.csv names it: an adapter of baselines/ by its method."""
     if not adapter:
         return "base model"
-    run = adapter_run(adapter)
+    run = engines.adapter_run(adapter)
     kind = "sft" if "rewrite" in run else run.get("method")
     return kind if kind in BASELINES else "adapter"
 
