@@ -127,8 +127,9 @@ def teach(run, items):
         places = distill.batch_indices(number, SFT_BATCH, len(examples), run.args.seed)
         rows = [examples[i] for i, _ in run.trainer.share(places)]
         distill.optimizer_step(policy, optimizer, rows, lambda batch: sft.loss(policy, batch), run.trainer.args)
+    answers = sum(ranks.all_gather([len(items)]))
     for item in items:             # this batch carries the cost
-        item.record["trained_tokens"] = trained // sum(ranks.all_gather([len(items)]))
+        item.record["trained_tokens"] = trained // answers
     run.trainer.optimizer = policies.adam(policy, run.options.lr)
     return {"analyses": len(examples)}
 

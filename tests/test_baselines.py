@@ -686,14 +686,14 @@ def test_two_ranks_are_one(scripted, undisturbed, toy, tmp_path, monkeypatch):
         policy = toy_policy(toy)
         expected = gradient(policy, toy_answers(), lambda rows: method(policy, rows), 10**9)
         close(torch.load(tmp_path / f"{name}.pt"), expected)
-    # A run that one rank began: the same answers, and both GPUs count.
-    found, expected = (untimed(folder / "rollouts.jsonl") for folder in (tmp_path / "run", undisturbed("sdpo")))
-    assert found == expected
-    metrics, whole = (untimed(folder / "sdpo.jsonl") for folder in (tmp_path / "run", undisturbed("sdpo")))
-    assert len(metrics) == 3
-    for line, other in zip(metrics, whole):
-        assert line == {name: pytest.approx(value, rel=1e-3) for name, value in other.items()}
-    assert json.loads((tmp_path / "run" / "explore.json").read_text())["result"]["gpus"] == 2
+    # A run that one rank began; and one with a group an update, which leaves rank 1 without any.
+    monkeypatch.setattr(seed, "skill_of", lambda text: text.strip() or None)
+    seed.main(flags(toy, tmp_path / "seed_1", "--batch", "1"))
+    for name, one, two in (("sdpo", undisturbed("sdpo"), tmp_path / "run"), ("seed", tmp_path / "seed_1", tmp_path / "seed_2")):
+        assert untimed(two / "rollouts.jsonl") == untimed(one / "rollouts.jsonl")
+        for line, other in zip(untimed(two / f"{name}.jsonl"), untimed(one / f"{name}.jsonl"), strict=True):
+            assert line == {key: pytest.approx(value, rel=1e-3) for key, value in other.items()}
+        assert json.loads((two / "explore.json").read_text())["result"]["gpus"] == 2
 
 
 def rank_main():
@@ -708,7 +708,9 @@ def rank_main():
         if rank == 0:
             torch.save(found, os.path.join(out, f"{name}.pt"))
     engines.start, verifiers.grade = scripted_student.start, by_length
+    seed.skill_of = lambda text: text.strip() or None
     sdpo.main(flags(model, os.path.join(out, "run")))
+    seed.main(flags(model, os.path.join(out, "seed_2"), "--batch", "1"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
