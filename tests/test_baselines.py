@@ -11,6 +11,7 @@ import pytest
 import scripted_student  # noqa: I001 (first: a rank of torchrun finds the project by it)
 import engines
 import evaluate
+import explore
 import loss
 import policy as policies
 import prompts
@@ -936,6 +937,15 @@ def test_an_adapter_says_its_method(name, tmp_path):
         assert tests.policy(str(tmp_path / adapter)) == name
     (tmp_path / "distill.json").write_text(json.dumps({"settings": kept}))
     assert tests.policy(str(tmp_path / "adapter")) == "adapter" and tests.policy(None) == "base model"
+
+
+def test_leaf_against_a_baseline_that_ended_earlier(scripted, undisturbed, toy, tmp_path, capsys):
+    """LEAF has six calls of each problem, GRPO's last update left four: both are compared there."""
+    explore.main(["--bench", "arithmetic", "--split", "train", "--limit", "3", "--calls", "6", "--model", toy, "--max-tokens",
+                  "20", "--out", str(tmp_path)])
+    evaluate.main(["--rollouts", str(tmp_path / "rollouts.jsonl"), "--versus", str(undisturbed("grpo") / "rollouts.jsonl")])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[3] for row in rows if "LEAF" in row[2:3]][0] == "6" and [row[3] for row in rows if "GRPO" in row[2:3]][0] == "4"
 
 
 @pytest.mark.parametrize("problems,calls,updates", [
