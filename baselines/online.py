@@ -42,8 +42,8 @@ from report import measures
 
 import torch
 
-BATCH, CAP = 32, 2.0         # groups an update; cap of w
-# Of an answer's update, beside its sampling: in a record, and summed over an update's.
+CAP = 2.0                    # of w
+# Tokens of an answer's update, beside its sampling: in its record, and summed over the update in METHOD.jsonl.
 COSTS = "forward_tokens", "paper_forward_tokens", "trained_tokens"
 
 
@@ -205,7 +205,7 @@ async def answer(run, x, k, messages, max_tokens=None):
         raise BadInput(f"problem {x.id} cannot be sampled: {error} Use a larger --max-model-len, where the model has "
                        "one, or another model.") from None
     await attempt.verify(y)
-    record = rollouts.record(attempt, messages, None) | {"tail": None, **dict.fromkeys(COSTS, 0)}
+    record = rollouts.record(attempt, messages, None) | dict.fromkeys(COSTS, 0)
     if record["correct"] is None:
         record["correct"], record["fault"] = await run.graders.grade_private(x, y.text)
     run.bar.update(ranks.rank_and_world()[1])              # the other ranks are about as far
@@ -351,7 +351,7 @@ def parse(baseline, argv, doc):
     explore.add_run_arguments(parser, baseline.calls)
     flags.add_step_arguments(parser)
     add = parser.add_argument
-    add("--batch", type=flags.positive_int, default=BATCH, help="groups an update")
+    add("--batch", type=flags.positive_int, default=32, help="groups an update")
     add("--group", type=flags.positive_int, default=8, help="answers a group")
     add("--advantage", choices=["std", "mean"], default="std", help="divided by the group's deviation, or not")
     baseline.add_arguments(parser)
