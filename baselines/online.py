@@ -170,6 +170,7 @@ class Baseline:
     add_arguments: Callable = lambda parser: None
     step: Callable | None = None       # (run, this rank's Items) -> metrics, if an update is not just `step`
     calls: int = 20                    # K of --split train
+    turns: int = 1                     # answers that belong together: a group has whole ones of them
 
 
 @dataclasses.dataclass
@@ -357,6 +358,8 @@ def parse(baseline, argv, doc):
     baseline.add_arguments(parser)
     options = parser.parse_args(argv)
     distill.check_ranks(options)
+    if options.group % baseline.turns:
+        raise BadInput(f"--group {options.group} would cut a trajectory of {baseline.turns} answers: give a multiple.")
     options.lr = options.lr or (1e-5 if options.split == "train" else 1e-6)
     settings = engines.settings(options, options.bench, gpu_memory=0.4)
     if settings.temperature == 0:

@@ -71,7 +71,7 @@ def add_arguments(parser):
     add("--credit", choices=["turn", "trajectory"], default="turn", help="whose reward a turn gets")
 
 
-SCORE = online.Baseline("score", group, loss, add_arguments)
+SCORE = online.Baseline("score", group, loss, add_arguments, turns=2)
 main = functools.partial(online.main, SCORE, __doc__)
 
 

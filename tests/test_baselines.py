@@ -854,6 +854,12 @@ def test_the_cap_ends_a_run_between_updates(scripted, toy, tmp_path):
     assert policies.newest_step(str(tmp_path / "out" / "adapter")) == 3
 
 
+def test_a_group_has_whole_trajectories(toy, tmp_path):
+    with pytest.raises(BadInput, match="--group 3 would cut a trajectory of 2 answers"):
+        score.main(flags(toy, tmp_path / "out", "--group", "3"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_bench_of_one_problem(scripted, toy, tmp_path):
     """Its groups are of several epochs of one; K is no multiple of the group's size."""
     grpo.main(flags(toy, tmp_path / "out", "--limit", "1"))
