@@ -170,10 +170,11 @@ def summary_block(x, response, length, tokenizer):
 def start_trainer(run, update, openings):
     """What --update-every trains with: distill.py's own, in OUT/updates. update: UpdateArgs."""
     import policy
+    from common import checkpoints
     folder = os.path.join(run.args.out, "updates")
     adapters = os.path.join(folder, "adapter")
     os.makedirs(folder, exist_ok=True)
-    newest = policy.newest_step(adapters)
+    newest = checkpoints.newest_step(adapters)
     steps = max((step for _, step in run.records), default=0)
     used = max((r["updates"] for r in run.records.values()), default=0)
     if not used <= newest <= steps // run.args.update_every:

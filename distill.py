@@ -18,10 +18,10 @@ import os
 import random
 from dataclasses import astuple, dataclass
 
-import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
+import engines.check  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import ablations
 import policy as policies
-from common import flags, journal, outputs, ranks
+from common import checkpoints, flags, journal, outputs, ranks
 from common.clock import Clock
 from common.errors import BadInput, read_jsonl
 from engines.base import Sample, request_seed
@@ -243,6 +243,7 @@ async def run_engine(args, problems, contexts, files, clock):
         trainer = policies.start_trainer(
             args.update, args.seed, args.settings, engine, openings, files)
         trainer.bar = bar
+        await engines.check.check_engine(trainer, openings[0])
         clock.begin("steps")
         await distill(trainer, problems, contexts, args.steps, args.batch)
         clock.begin("saving")
@@ -259,7 +260,7 @@ def open_files(args, contexts):
     Errors: BadInput, if it is another run's, or damaged.
     """
     path, folder = os.path.join(args.out, "distill.json"), os.path.join(args.out, "adapter")
-    done = policies.newest_step(folder)
+    done = checkpoints.newest_step(folder)
     if ranks.is_main():
         journal.keep_settings(path, run_settings(args, contexts), growable=("steps",),
                               empty=done == 0)

@@ -4,22 +4,22 @@ Under torchrun it is sharded over the ranks (FSDP2). The method itself is in dis
 """
 import contextlib
 import importlib.util
-import io
-import json
 import math
 import os
-import shutil
 import time
 from dataclasses import dataclass
 from typing import TextIO
 
 import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 from common import journal, progress
+from common.checkpoints import (
+    damaged, load_checkpoint, save_checkpoint, update_latest, whole)
 from common.errors import BadInput, ContextTooLong
 from common.flags import UpdateArgs
 from common.gpu_memory import recomputed_layers
 from common.ranks import all_gather, all_ranks_ok, is_main, print_once, rank_and_world
-from engines.base import Engine, in_short, load, load_adapter
+from engines.base import Engine, load, load_adapter
+from engines.check import check_config, check_policy, unknown_layers
 
 import numpy as np
 import torch
@@ -80,11 +80,6 @@ class Policy:
         return float(whole(norm))
 
 
-def whole(tensor):
-    """The tensor itself; of one that is sharded, all of it on every rank."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def load_policy(settings, adapter, seed, recompute_every, device):
     """The model with the LoRA adapter of the folder `adapter`, or with a new one if that is None.
 
@@ -100,20 +95,37 @@ def load_policy(settings, adapter, seed, recompute_every, device):
     if adapter:
         model = load_adapter(base, adapter, is_trainable=True)
     else:
-        model = with_new_adapter(base)
+        with unknown_layers(settings.model, "the update"):
+            model = with_new_adapter(base)
     model.train()
+    without_dropout(model)
     if recompute_every:
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False}, every_n_layers=recompute_every)
     policy = Policy(model, base.get_decoder(), base.get_output_embeddings().weight,
                     settings.temperature)
+    check_policy(policy, settings)
     if dist.is_initialized():
         shard(policy, dtype)
+    describe(policy, attention, recompute_every)
+    return policy
+
+
+def describe(policy, attention, recompute_every):
     recomputed = {0: "none", 1: "all"}.get(recompute_every, f"one in {recompute_every}")
     count = sum(p.numel() for p in policy.parameters())
     print_once(f"attention: {attention}; layers recomputed in the backward pass: {recomputed}; "
                f"{count:,} trainable parameters")
-    return policy
+
+
+def without_dropout(model):
+    """Switch off what some models drop at random in training: nothing was dropped in sampling."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def attention_kernel(dtype, device):
@@ -313,7 +325,8 @@ def start_trainer(args, seed, settings, engine, openings, files):
     newest = os.path.join(files.folder, f"step_{files.done}") if files.done else None
     with all_ranks_ok():
         lengths = [len(engine.encode(messages)) for messages in openings]
-        config = load(AutoConfig, settings.model)
+        config = load(AutoConfig, settings.model).get_text_config()
+        check_config(settings.model, config)
         _, world = rank_and_world()
         recompute_every = recomputed_layers(
             config, settings, args, lengths, lora_rank=LORA_RANK, world=world)
@@ -325,122 +338,7 @@ def start_trainer(args, seed, settings, engine, openings, files):
 
 
 # --------------------------------------------------------------------------------------------------
-# Checkpoints
-
-
-def newest_step(folder):
-    """The last K for which `folder`/step_K stands, or 0; it has that name when all is in it."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    numbers = [name.removeprefix("step_") for name in names if name.startswith("step_")]
-    return max((int(number) for number in numbers if number.isdigit()), default=0)
-
-
-@contextlib.contextmanager
-def whole_folder(path):
-    """The block fills the folder that it is given, which then becomes `path`: whole or not at all.
-
-    A folder of an earlier crash is removed.
-    """
-    part = os.path.join(os.path.dirname(path), "part")
-    shutil.rmtree(part, ignore_errors=True)
-    os.makedirs(part)
-    yield part
-    os.replace(part, path)
-
-
-def save_checkpoint(policy, optimizer, folder, step, more=None):
-    """Write `folder`/step_K, then the newest adapter into `folder`; keep the last two steps.
-
-    more: {name: whole tensor or number} besides; `load_checkpoint` returns it. Every rank takes
-    part; rank 0 writes. Errors: BadInput, if the disk takes no more.
-    """
-    state = optimizer_state(policy, optimizer)
-    weights = adapter_weights(policy)
-    with all_ranks_ok():
-        if is_main():
-            resumed = {"step": step, "optimizer": state, "rng": torch.get_rng_state()}
-            resumed |= {"more": more} if more else {}
-            contents = checkpoint_files(policy, resumed, weights)
-            write_checkpoint(folder, step, contents)
-
-
-def checkpoint_files(policy, resumed, weights):
-    """{name: bytes} of a checkpoint: the adapter as PEFT keeps it, and what a resume needs."""
-    from safetensors.torch import save as safetensors_bytes
-    resume_state = io.BytesIO()
-    torch.save(resumed, resume_state)
-    config = policy.model.peft_config["default"].to_dict()
-    config = {key: sorted(v) if isinstance(v, set) else v for key, v in config.items()}
-    return {
-        "adapter_model.safetensors": safetensors_bytes(weights, {"format": "pt"}),
-        "adapter_config.json": json.dumps(config, indent=1).encode(),
-        "resume.pt": resume_state.getbuffer(),
-    }
-
-
-def write_checkpoint(folder, step, contents):
-    """Write the files {name: bytes} of step_K, and those of the newest adapter."""
-    try:
-        with whole_folder(os.path.join(folder, f"step_{step}")) as part:
-            for name, content in contents.items():
-                journal.write_bytes(os.path.join(part, name), content)
-        update_latest(folder, step)
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error.strerror}): make room, then the same "
-                       f"command goes on after step {newest_step(folder)}.") from None
-
-
-def optimizer_state(policy, optimizer):
-    """The optimizer's state by the names of the parameters, gathered on rank 0."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-    options = StateDictOptions(full_state_dict=True, cpu_offload=dist.is_initialized(),
-                               ignore_frozen_params=True)
-    return get_optimizer_state_dict(policy.model, optimizer, options=options)
-
-
-def adapter_weights(policy):
-    """{PEFT's name: float32 tensor on the CPU} of the adapter, gathered on every rank."""
-    from peft import get_peft_model_state_dict
-    # PEFT would look the base model up on the Hub, to see whether its embedding was resized.
-    state = get_peft_model_state_dict(policy.model, save_embedding_layers=False)
-    return {name: whole(w).detach().cpu().contiguous() for name, w in state.items()}
-
-
-def update_latest(folder, step):
-    """Make the adapter of step_K that of `folder`; leave no steps but the last two.
-
-    Does no harm when done twice.
-    """
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        with open(os.path.join(folder, f"step_{step}", name), "rb") as file:
-            journal.write_bytes(os.path.join(folder, name), file.read())
-    newest = (f"step_{step}", f"step_{step - 1}")
-    for name in os.listdir(folder):
-        if name.startswith(("step_", "part")) and name not in newest:
-            shutil.rmtree(os.path.join(folder, name))
-
-
-def load_checkpoint(policy, optimizer, path):
-    """Put back the optimizer and the random state of a checkpoint; load_policy read its adapter.
-
-    -> `more` of save_checkpoint. Errors: BadInput, if it is damaged.
-    """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-    with all_ranks_ok():
-        try:
-            content = torch.load(os.path.join(path, "resume.pt"), weights_only=True)
-        except Exception as error:  # a damaged file can raise nearly anything
-            raise damaged(path, error) from None
-    options = StateDictOptions(full_state_dict=True, ignore_frozen_params=True)
-    set_optimizer_state_dict(policy.model, optimizer, content["optimizer"], options=options)
-    torch.set_rng_state(content["rng"])
-    return content.get("more")
-
-
-def damaged(path, error):
-    """The BadInput of a step_K that is not what `save_checkpoint` wrote."""
-    return BadInput(f"the checkpoint {path} is damaged ({in_short(error)}): put it back, or delete "
-                    "that folder (distill.py then goes on after the step before it).")
+# The files of a run
 
 
 def resume(out, done, journals=("distill.jsonl", "samples.jsonl")):

@@ -88,6 +88,11 @@ BLIND = {
         "relationships you relied on, unit and magnitude handling, and whether you addressed what "
         "the question actually asks. Then produce a corrected complete answer to the original "
         "problem. Do not assume that any external correctness signal is available."),
+    # Ours, as is all for a verifier of the user's own.
+    "own": (
+        "Review your previous answer carefully for errors. Then produce a corrected complete "
+        "answer to the original problem. Do not assume that any external correctness signal is "
+        "available."),
 }
 
 JUDGE = (
@@ -175,6 +180,7 @@ REWRITE_ENDING = {
     "judge": (
         "The final answer must be exactly the same as in the correct solution: end with \"Final "
         "answer:\" followed by it."),
+    "own": "The final answer must be exactly the same as in the correct solution.",
 }
 SDPO_TEACHER = "{problem}{solution}{feedback}\n\nCorrectly solve the original question."
 SDPO_SOLUTION = "\nCorrect solution:\n\n{solution}"
@@ -214,6 +220,8 @@ def signature(starter_code):
 def opening(problem, family):
     """-> messages of the plain prompt x: a user turn; Olmo's on LiveCodeBench has a system turn."""
     olmo = family == "olmo3"
+    if problem.verifier == "own":
+        return [user(problem.text)]  # the user's prompt, as it stands
     if problem.verifier == "math":
         return [user(fill(OLMO_MATH if olmo else QWEN_MATH, problem=problem.text))]
     if problem.verifier == "judge":
@@ -250,9 +258,11 @@ def olmo_lcb(problem):
 
 
 def feedback_section(problem, reward, feedback):
-    """The verdict on the previous answer and, for code, the feedback text f."""
+    """The verdict on the previous answer and the feedback text f, which math and judge have not."""
     if problem.verifier != "code":
-        return fill(CHECKED_FEEDBACK, verdict=CHECKED_VERDICT[reward])
+        verdict = fill(CHECKED_FEEDBACK, verdict=CHECKED_VERDICT[reward])
+        has_text = problem.verifier == "own" and feedback
+        return f"{verdict}\n{feedback}" if has_text else verdict
     text = feedback or CODE_NO_FEEDBACK[reward]
     return fill(CODE_FEEDBACK, verdict=CODE_VERDICT[reward], feedback=text)
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import prompts
 from answers import as_text, last_boxed, program_of
-from benches import mbpp
+from benches import grader, mbpp
 from benches.own import problem_from_row
 from common.errors import BadInput, ContextTooLong, exit_with_sentence, rows
 from common.flags import Parser
@@ -270,6 +270,19 @@ def shown(text):
 
 
 # --------------------------------------------------------------------------------------------------
+# A verifier of the user's own
+
+
+def own_verdict(problem, response):
+    try:
+        reward, feedback = grader.grade(problem.tests, response)
+    except RuntimeError as error:
+        return Verdict(0, 0, "", None, str(error))
+    feedback = as_text(feedback[:FEEDBACK_CHARACTERS])
+    return Verdict(reward, reward, feedback, None if reward else feedback or None)
+
+
+# --------------------------------------------------------------------------------------------------
 # The judge
 
 JUDGE_TOKENS = 512  # App. C.3: the judge decodes greedily, at most 512 new tokens
@@ -388,6 +401,8 @@ class Graders(Workers):
             return math_verdict(problem, response, self.ask_math)
         if problem.verifier == "code":
             return code_verdict(problem, response, truncated)
+        if problem.verifier == "own":
+            return own_verdict(problem, response)
         raise BadInput(f"{problem.id}: {NEEDS_ENGINE}")
 
 

@@ -33,7 +33,7 @@ import explore
 import policy as policies
 import prompts
 import verifiers
-from common import flags, journal, outputs, ranks, rollouts
+from common import checkpoints, flags, journal, outputs, ranks, rollouts
 from common.clock import Clock
 from common.errors import BadInput, ContextTooLong
 from engines.base import Sample
@@ -312,7 +312,7 @@ def open_files(options, args, settings, problems):
 
     Errors: BadInput, if it is another run's.
     """
-    done = policies.newest_step(os.path.join(args.out, "adapter"))
+    done = checkpoints.newest_step(os.path.join(args.out, "adapter"))
     if not ranks.is_main():
         return policies.resume(args.out, done), {}
     free = "grad_checkpoint_every", "out", "server", "patience"

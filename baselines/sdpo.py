@@ -18,9 +18,8 @@ import sys
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from baselines import online
-import policy as policies
 import prompts
-from common import flags, ranks
+from common import checkpoints, flags, ranks
 from loss import log_probabilities
 
 import torch
@@ -110,7 +109,7 @@ def step(run, items):
     metrics = online.step(run, [item for item in items if item.c is not None])
     if metrics["tokens"]:
         follow(run.teacher, run.trainer.policy, run.options.teacher_rate)
-    run.trainer.more = {str(i): policies.whole(q).cpu().clone() for i, q in enumerate(run.teacher)}
+    run.trainer.more = {str(i): checkpoints.whole(q).cpu().clone() for i, q in enumerate(run.teacher)}
     return metrics
 
 

@@ -28,7 +28,7 @@ import prompts
 import verifiers
 from answers import last_boxed
 from baselines import online
-from common import flags, journal, outputs, ranks
+from common import checkpoints, flags, journal, outputs, ranks
 from common.clock import Clock
 from common.errors import BadInput, ContextTooLong
 from engines.base import Sample, request_seed
@@ -166,7 +166,7 @@ def parse(argv):
 
 def open_files(args, pairs):
     """-> policy.Files of the run in --out. Errors: BadInput, if it is another one."""
-    done = policies.newest_step(os.path.join(args.out, "adapter"))
+    done = checkpoints.newest_step(os.path.join(args.out, "adapter"))
     digest = hashlib.sha256(json.dumps([pair["response"] for pair in pairs]).encode()).hexdigest()[:16]
     own = {name: getattr(args, name) for name in ("cplus", "rewrite", "steps", "batch", "lr", "seed")}
     kept = own | {"pairs": digest} | args.settings.kept()

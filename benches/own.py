@@ -4,6 +4,7 @@ import difflib
 import json
 from pathlib import Path
 
+from benches import grader
 from benches.problem import ASSERT_SECONDS, CODE_SECONDS, TEST_TYPES, Problem
 from common.errors import BadInput, rows
 from prompts import CRITERIA
@@ -13,6 +14,7 @@ TEST_FIELDS = ("type", "fn_name", "public", "private", "time_limit")
 # the fields of a user's row besides id, problem and verifier; the first is required
 OWN_FIELDS = {"math": {"answer": str}, "code": {"tests": dict, "starter_code": str, "imports": list},
               "judge": {"reference": str, "criterion": str}}
+VERIFIERS = f"one of {', '.join(OWN_FIELDS)}, or a FILE.py:FUNCTION of your own"
 
 
 def load(path):
@@ -40,9 +42,11 @@ def problem_from_row(row, bench, where):
          "it holds half of a surrogate pair: write the whole character.")
     everywhere = {"id": str, "problem": str, "verifier": str}
     verifier = row.get("verifier")
+    if isinstance(verifier, str) and grader.OWN.fullmatch(verifier):
+        return problem_of_own_verifier(row, bench, where, need)
     if "verifier" not in row:
-        need(False, f'"verifier" is missing{likely("verifier", row)}: it must be one of {", ".join(OWN_FIELDS)}.')
-    need(verifier in list(OWN_FIELDS), f'"verifier" must be one of {", ".join(OWN_FIELDS)}.')
+        need(False, f'"verifier" is missing{likely("verifier", row)}: it must be {VERIFIERS}.')
+    need(verifier in list(OWN_FIELDS), f'"verifier" must be {VERIFIERS}.')
     kinds = everywhere | OWN_FIELDS[verifier]
     metadata = {name: value for name, value in row.items() if name not in kinds}
     others = {field for fields in OWN_FIELDS.values() for field in fields}
@@ -68,6 +72,16 @@ def problem_from_row(row, bench, where):
     return Problem(row["id"], bench, row["problem"], verifier, answer=row.get("answer"), tests=tests,
                    reference=row.get("reference"), criterion=criterion, starter_code=row.get("starter_code", ""),
                    imports=imports, metadata=metadata)
+
+
+def problem_of_own_verifier(row, bench, where, need):
+    """-> Problem of a row whose "verifier" is FILE.py:FUNCTION, beside the bench; its other fields are free."""
+    for name in ("id", "problem"):
+        need(isinstance(row.get(name), str) and row[name].strip(), f'"{name}" must be a string that is not empty.')
+    place = grader.place(row["verifier"], Path(where.rpartition(" line ")[0]).parent, where)
+    metadata = {name: value for name, value in row.items() if name not in ("id", "problem", "verifier")}
+    return Problem(row["id"], bench, row["problem"], "own", tests={"type": "own", "grade": place, "row": row},
+                   metadata=metadata)
 
 
 def likely(name, row):

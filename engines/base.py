@@ -59,11 +59,11 @@ class Engine:
                            "with its tokenizer.")
         if not self.encode([{"role": "user", "content": "1"}]):
             raise BadInput(f"{settings.model} has no tokenizer: copy the files of its tokenizer beside its weights.")
-        self.config = load(AutoConfig, settings.model)
+        self.config = load(AutoConfig, settings.model).get_text_config()
         self.window = settings.max_model_len or getattr(self.config, "max_position_embeddings", None)
         if self.window is None:
             raise BadInput(f"{settings.model} does not say how long its window is: say it with --max-model-len.")
-        self.stop_ids = stop_token_ids(settings.model, self.tokenizer)
+        self.stop_ids = stop_token_ids(settings.model, self.tokenizer, self.config)
 
     def encode(self, messages):
         """Token ids of a dialogue with the generation prompt; Olmo's template has no thinking to switch off.
@@ -169,8 +169,11 @@ def in_short(error):
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def stop_token_ids(model, tokenizer):
-    """The tokenizer's end of sequence and all those that the model's generation_config.json names (Qwen3 has two)."""
+def stop_token_ids(model, tokenizer, config):
+    """The tokenizer's end of sequence and all that the model's generation_config.json names (Qwen3 has two).
+
+    A checkpoint without that file names them in its config.json.
+    """
     from transformers import GenerationConfig
     try:
         ids = GenerationConfig.from_pretrained(model).eos_token_id
@@ -178,7 +181,7 @@ def stop_token_ids(model, tokenizer):
         if os.path.exists(os.path.join(model, "generation_config.json")):
             raise BadInput(f"the generation_config.json of {model} cannot be read ({in_short(error)}): put back a "
                            "whole one.") from None
-        ids = None  # a checkpoint need not have the file
+        ids = getattr(config, "eos_token_id", None)
     ids = ids if isinstance(ids, list) else [ids]
     return sorted({*ids, tokenizer.eos_token_id} - {None})
 
@@ -194,7 +197,8 @@ def count_parameters(config):
 def token_bytes(config, itemsize):
     """Bytes that the keys and values of one token take in all layers."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * itemsize
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * itemsize
 
 
 def check_adapter(adapter, model):

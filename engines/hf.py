@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from engines.base import Engine, Sample, check_adapter, load, load_adapter, token_bytes
+from engines.check import TEXT, check_config, check_equal, own_logprobs, unknown_layers
 
 
 @dataclass
@@ -80,13 +81,13 @@ class SlotCache:
 
 def grouped_attention(module, query, key, value, mask, scaling=None, **_):
     """Attention on the CPU that reads keys and values where they lie; transformers' sdpa copies them for each query
-    head of a group. Query [n, heads, q, dim], key and value [n, key heads, k, dim] -> [n, q, heads, dim]."""
+    head of a group. Query [n, heads, q, dim], key [n, key heads, k, dim], value with any dim -> [n, q, heads, dim]."""
     n, heads, length, dim = query.shape
     if length == 1:  # the heads of a group as positions: faster by far than one position at a time
         query = query.reshape(n, key.shape[1], -1, dim)
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling,
                                                               enable_gqa=length > 1)
-    return output.reshape(n, heads, length, dim).transpose(1, 2), None
+    return output.reshape(n, heads, length, -1).transpose(1, 2), None
 
 
 AttentionInterface.register("grouped", grouped_attention)
@@ -99,6 +100,7 @@ class HFEngine(Engine):
 
     def __init__(self, settings):
         super().__init__(settings)
+        check_config(settings.model, self.config)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         attention = "grouped" if self.device == "cpu" else "sdpa"
         self.model = load(AutoModelForCausalLM, settings.model, dtype=getattr(torch, settings.dtype),
@@ -112,11 +114,32 @@ class HFEngine(Engine):
             memory = torch.cuda.get_device_properties(0).total_memory
             self.cache_bytes = settings.gpu_memory * memory - torch.cuda.memory_allocated()
         self.slots = 128  # rows; more of them no longer raise the tokens per second on a CPU
-        sliding = "sliding_attention" in (getattr(self.config, "layer_types", None) or [])
-        self.sliding_window = self.config.sliding_window if sliding else None
+        kinds = getattr(self.config, "layer_types", None)
+        # Without kinds of layers all of them have the window, if any; Qwen 2 says apart whether it uses it.
+        has_window = "sliding_attention" in kinds if kinds else getattr(self.config, "use_sliding_window", True)
+        self.sliding_window = getattr(self.config, "sliding_window", None) if has_window else None
         self.adapter, self.loaded = None, None  # the folder in use; the folder whose weights the LoRA layers hold
         self.cache, self.running, self.waiting, self.order = SlotCache(), [], [], itertools.count()
         self.thread, self.server = concurrent.futures.ThreadPoolExecutor(1), None
+        self.check()
+
+    @torch.inference_mode()
+    def check(self):
+        """BadInput if prefill and decoding of a short text give others than the model's own log-probabilities."""
+        path = "the hf engine"
+        ids = self.tokenizer.encode(TEXT)[:self.window]
+        decoded = min(4, len(ids) - 1)
+        row = Row(ids[:-decoded], decoded, 1.0, 1.0, None, 0, None)
+        with unknown_layers(self.settings.model, path):
+            want = own_logprobs(self.model, ids)[-decoded - 1:]
+            logits = [self._prefill([row])]
+            self.running = [row]
+            for token in ids[-decoded:]:
+                row.token_ids.append(token)
+                logits.append(self._decode())
+        self.running, self.cache = [], SlotCache()
+        logprobs = torch.cat(logits).float().log_softmax(-1)
+        check_equal(self.settings.model, self.settings.dtype, path, logprobs, want)
 
     async def sample(self, prompt_token_ids, *, seed, max_tokens, temperature, top_p, adapter=None, priority=0):
         """One completion; see the module's text. Lower `priority` first. Errors: ContextTooLong, BadInput (adapter)."""
@@ -228,8 +251,9 @@ class HFEngine(Engine):
         keys = torch.arange(self.cache.width, device=self.device)
         mask = (keys <= positions[:, :, None])[:, None]
         if self.sliding_window:
-            near = (keys > positions[:, :, None] - self.sliding_window)[:, None]
-            mask = {"full_attention": mask, "sliding_attention": mask & near}
+            near = mask & (keys > positions[:, :, None] - self.sliding_window)[:, None]
+            has_kinds = getattr(self.config, "layer_types", None)
+            mask = {"full_attention": mask, "sliding_attention": near} if has_kinds else near
         return self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache,
                             use_cache=True).last_hidden_state
 

@@ -18,7 +18,7 @@ import prompts
 import verifiers
 from baselines import grpo, online, score, sdpo, seed, sft
 from benches.problem import Problem
-from common import journal, ranks
+from common import checkpoints, journal, ranks
 from common.errors import BadInput, read_jsonl
 from conftest import TOY_TERMS, make_model, tolerance
 from engines.base import Sample
@@ -770,7 +770,7 @@ def crash_points(name):
            "score": [(policies.Trainer, "write_lines", 3, False)]}
     return own[name] if name in own else [
             (online, "step", 2, False), (policies.Trainer, "write_lines", 2, False), (journal, "append", 4, False),
-            (journal, "append", 4, True), (policies, "save_checkpoint", 2, False), (policies, "update_latest", 2, False),
+            (journal, "append", 4, True), (policies, "save_checkpoint", 2, False), (checkpoints, "update_latest", 2, False),
             (policies, "save_checkpoint", 2, True)]  # grpo
 
 
@@ -851,7 +851,7 @@ def test_the_cap_ends_a_run_between_updates(scripted, toy, tmp_path):
     grpo.main(flags(toy, tmp_path / "out", "--gpu-hours", "1e-9"))
     assert not (tmp_path / "out" / "adapter").exists()
     grpo.main(flags(toy, tmp_path / "out", "--gpu-hours", "1"))
-    assert policies.newest_step(str(tmp_path / "out" / "adapter")) == 3
+    assert checkpoints.newest_step(str(tmp_path / "out" / "adapter")) == 3
 
 
 def test_a_group_has_whole_trajectories(toy, tmp_path):
@@ -877,7 +877,7 @@ def test_an_update_without_teachers_is_skipped(scripted, toy, tmp_path, monkeypa
     assert [(line["tokens"], line["trained_tokens"], line["paper_forward_tokens"]) for line in lines] == [(0, 0, 0)]
     weights = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert all(not weight.any() for name, weight in weights.items() if "lora_B" in name)
-    assert policies.newest_step(str(tmp_path / "out" / "adapter")) == 1
+    assert checkpoints.newest_step(str(tmp_path / "out" / "adapter")) == 1
 
 
 @pytest.mark.parametrize("name", ["grpo", "sft"])
@@ -971,7 +971,7 @@ def test_seeds_collection_ends_with_its_sft(scripted, toy, tmp_path, monkeypatch
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_at(patch, sft, "loss", 2, False)
         seed.main(flags(toy, tmp_path / "torn", *more))
-    assert policies.newest_step(str(tmp_path / "torn" / "adapter")) == 1
+    assert checkpoints.newest_step(str(tmp_path / "torn" / "adapter")) == 1
     seed.main(flags(toy, tmp_path / "torn", *more))
     found, expected = (contents(tmp_path / name, "seed") for name in ("torn", "whole"))
     assert [a == b for a, b in zip(found, expected)] == [True] * 5

@@ -19,7 +19,7 @@ import engines
 import loss
 import policy as policies
 import scripted_student
-from common import gpu_memory, journal, ranks
+from common import checkpoints, gpu_memory, journal, ranks
 from common.errors import BadInput, read_jsonl
 from common.flags import UpdateArgs
 from conftest import TOY_TERMS, make_model, tolerance
@@ -367,6 +367,7 @@ def scripted(monkeypatch):
         students.append(ScriptedStudent())
         return students[-1]
     monkeypatch.setattr(engines, "start", start)
+    monkeypatch.setattr(engines.check, "check_engine", scripted_student.unchecked)
     return students
 
 
@@ -375,6 +376,7 @@ def undisturbed(cplus, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "start", scripted_student.start)
+        patch.setattr(engines.check, "check_engine", scripted_student.unchecked)
         distill.main(flags(cplus, out))
     return out
 
@@ -457,12 +459,12 @@ def fail(where, step, monkeypatch):
     """The run is killed at `where` of update step `step` (from the first of the run)."""
     module, name, after = {
         "sampled": (distill, "update", False), "updated": (distill, "update", True),
-        "journalled": (policies, "save_checkpoint", False), "written": (policies, "update_latest", False),
+        "journalled": (policies, "save_checkpoint", False), "written": (checkpoints, "update_latest", False),
         "saved": (policies, "save_checkpoint", True)}[where]
     real, state = getattr(module, name), {}
 
     def failing(*args, **kwargs):
-        now = args[-1] if module is policies else state.setdefault("step", policies.newest_step(state["folder"]) + 1)
+        now = args[-1] if module is not distill else state.setdefault("step", checkpoints.newest_step(state["folder"]) + 1)
         if not after and now == step:
             raise Killed
         result = real(*args, **kwargs)
@@ -534,13 +536,13 @@ def test_a_gradient_that_is_not_finite_is_never_kept(cplus, tmp_path, scripted):
     for _ in range(2):
         with pytest.raises(BadInput, match="the gradient of step 2 is not finite, so it is not kept"):
             distill.main(flags(cplus, out, 5, "--lr", "1e30"))
-        assert policies.newest_step(out / "adapter") == 1
+        assert checkpoints.newest_step(out / "adapter") == 1
         assert [s["step"] for s in read_jsonl(str(out / "distill.jsonl"))] == [1]
 
 
 def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scripted, monkeypatch):
     """A machine that goes down may lose what was never synchronized: not a line of a step that it keeps."""
-    out, synced, fsync, save = tmp_path / "out", {}, os.fsync, policies.save_checkpoint
+    out, synced, fsync, save = tmp_path / "out", {}, os.fsync, checkpoints.save_checkpoint
 
     def noted(fd):
         synced[os.fstat(fd).st_ino] = os.fstat(fd).st_size
@@ -553,7 +555,7 @@ def test_a_checkpoint_stands_on_lines_that_are_on_the_disk(cplus, tmp_path, scri
     monkeypatch.setattr(os, "fsync", noted)
     monkeypatch.setattr(policies, "save_checkpoint", checked)
     distill.main(flags(cplus, out, 2))
-    assert policies.newest_step(out / "adapter") == 2
+    assert checkpoints.newest_step(out / "adapter") == 2
 
 
 def test_saving_does_not_ask_the_hub(toy_model, tmp_path, monkeypatch):
@@ -562,7 +564,7 @@ def test_saving_does_not_ask_the_hub(toy_model, tmp_path, monkeypatch):
     policy, asked = toy_policy(toy_model), []
     policy.model.peft_config["default"].base_model_name_or_path = "Qwen/Qwen3-8B"
     monkeypatch.setattr(save_and_load, "check_file_exists_on_hf_hub", lambda *args: asked.append(args))
-    policies.save_checkpoint(policy, adam(policy, 1e-5), str(tmp_path), 1)
+    checkpoints.save_checkpoint(policy, adam(policy, 1e-5), str(tmp_path), 1)
     assert len(load_file(tmp_path / "adapter_model.safetensors")) == 28 and not asked
 
 

@@ -144,7 +144,7 @@ def test_draw_at_the_ends():
 
 def test_finish_reasons(toy_model):
     samples = sample_all(hf_settings(toy_model), requests(40, max_tokens=60))
-    stop = stop_token_ids(toy_model, load(AutoTokenizer, toy_model))
+    stop = stop_token_ids(toy_model, load(AutoTokenizer, toy_model), None)
     for s in samples:
         assert (s.finish_reason == "stop") == (s.token_ids[-1] in stop)
         assert len(s.token_ids) == 60 or s.finish_reason == "stop"
@@ -246,6 +246,7 @@ def test_adapter_of_a_model_that_moved(toy_model, toy_adapters, tmp_path):
 
 @pytest.mark.parametrize("place", ["HFEngine._prefill", "HFEngine._decode", "draw"])
 def test_an_error_in_the_engine_reaches_whoever_waits(toy_model, monkeypatch, place):
+    monkeypatch.setattr(hf.HFEngine, "check", lambda self: None)  # which would meet it first
     monkeypatch.setattr(f"engines.hf.{place}", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sample_all(hf_settings(toy_model), requests(3))

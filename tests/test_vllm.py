@@ -437,6 +437,7 @@ def test_the_whole_path(model, tmp_path):
     # updates between the steps: from right answers of step 1 on, with a new adapter after each step
     other, records = tmp_path / "updated", [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
     other.mkdir()
+    (other / "explore.json").write_text("{}")
     (other / "rollouts.jsonl").write_text("".join(
         json.dumps({**r, "reward": 1, "truncated": False}) + "\n" for r in records if r["step"] == 1 and r["problem"] in ("sum0", "sum1")))
     run = command("explore.py", "--bench", bench, "--model", model, "--engine", "vllm", "--calls", 3, "--max-tokens", 24, "--limit", 2,
