@@ -376,39 +376,58 @@ def parser():
     parser = flags.Parser(
         description="Self-distill successful contexts into a LoRA adapter (Algorithm 1, lines "
                     "13-16).")
+    add_run_arguments(parser)
+    flags.add_update_arguments(parser, lr=1e-5)
+    add = parser.add_argument
+    add("--traces", choices=["success", "failure", "random"], default="success",
+        help="the teacher's contexts (Table 5); the last two read the rollouts.jsonl beside "
+             "--cplus")
+    add("--merge", action="store_true",
+        help="also write the model with the adapter in it: OUT/merged")
+    return parser
+
+
+def add_run_arguments(parser):
+    """The flags of every run that learns from a cplus.jsonl, a baseline's too."""
     add = parser.add_argument
     add("--cplus", required=True, metavar="FILE", help="cplus.jsonl of explore.py")
     add("--steps", type=flags.positive_int, default=20, help="S, optimizer steps")
     add("--batch", type=flags.positive_int, default=128, help="problems a step")
-    flags.add_update_arguments(parser, lr=1e-5)
-    add("--traces", choices=["success", "failure", "random"], default="success",
-        help="the teacher's contexts (Table 5); the last two read the rollouts.jsonl beside "
-             "--cplus")
     add("--seed", type=flags.positive_int, default=1, help="run seed")
-    add("--merge", action="store_true",
-        help="also write the model with the adapter in it: OUT/merged")
     add("--out", default="out", help="folder of the run")
     engines.add_arguments(parser)
-    return parser
 
 
 def parse(argv):
     """-> (DistillArgs, what `read_cplus` gives). Errors: BadInput."""
-    given = parser().parse_args(argv)
+    given, settings, problems = resolved(parser().parse_args(argv))
+    bench = next(iter(problems.values()))[0]["bench"]
+    update_args = flags.update_args(given, settings.temperature, bench)
+    args = DistillArgs(given.cplus, given.steps, given.batch, given.traces, given.seed,
+                       given.merge, given.out, settings, update_args)
+    return args, problems
+
+
+def resolved(given):
+    """-> (the parsed flags, Settings, what `read_cplus` gives). Errors: BadInput.
+
+    Where the flags are silent: as it was explored.
+    """
     problems = read_cplus(given.cplus)
     first = next(iter(problems.values()))[0]
-    # Where the flags are silent: as it was explored.
     given = argparse.Namespace(**engines.as_run(vars(given), first, given.cplus))
+    check_ranks(given)
+    settings = engines.settings(given, first["bench"], adapters=True, trains=True)
+    check_model(given, settings.model, first["model"])
+    return given, settings, problems
+
+
+def check_ranks(given):
+    """BadInput where an engine would take the GPUs of other ranks."""
     _, world = ranks.rank_and_world()
     if world > 1 and given.tensor_parallel * given.data_parallel > 1:
         raise BadInput("under torchrun each rank samples on its own GPU: leave out "
                        "--tensor-parallel and --data-parallel.")
-    settings = engines.settings(given, first["bench"], adapters=True, trains=True)
-    check_model(given, settings.model, first["model"])
-    update_args = flags.update_args(given, settings.temperature, first["bench"])
-    args = DistillArgs(given.cplus, given.steps, given.batch, given.traces, given.seed,
-                       given.merge, given.out, settings, update_args)
-    return args, problems
 
 
 def check_model(given, model, explorer):

@@ -253,23 +253,32 @@ class Training:
 def read_training(options, cplus):
     """-> Training, of the file `cplus` and what lies beside it; errors: BadInput."""
     from distill import read_cplus
-    lines, explored = read_cplus(cplus), read_beside(cplus, "explore.json")
-    if not explored:
-        raise BadInput(f"there is no explore.json beside {cplus} to say what its bench is: name "
-                       "the cplus.jsonl in the folder of its run.")
-    lines = dict(list(lines.items())[:options.limit])
+    lines = dict(list(read_cplus(cplus).items())[:options.limit])
     first = next(iter(lines.values()))[0]
-    bench = explored["settings"]
-    loaded = benches.load(bench["bench"], bench["split"], options.data or bench["data"])
-    problems = {problem.id: problem for problem in loaded}
-    missing = [problem for problem in lines if problem not in problems]
-    if missing:
-        raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: "
-                       "restore the file of problems.")
+    problems, bench = explored_problems(cplus, lines, options.data)
     flags = engines.as_run(options.engine_flags, first, cplus)
     settings = engine_settings(flags, first["bench"], options.adapter)
     name = [model_name(settings.model), bench_name(first["bench"], bench["split"])]
     return Training(name, lines, problems, ablations.read_rollouts(cplus), settings)
+
+
+def explored_problems(cplus, names, data=None):
+    """({id: Problem}, the settings) of the run that wrote the file `cplus`, which names `names`.
+
+    data: see --data. Errors: BadInput.
+    """
+    explored = read_beside(cplus, "explore.json")
+    if not explored:
+        raise BadInput(f"there is no explore.json beside {cplus} to say what its bench is: name "
+                       "the cplus.jsonl in the folder of its run.")
+    bench = explored["settings"]
+    loaded = benches.load(bench["bench"], bench["split"], data or bench["data"])
+    problems = {problem.id: problem for problem in loaded}
+    missing = [problem for problem in names if problem not in problems]
+    if missing:
+        raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: "
+                       "restore the file of problems.")
+    return problems, bench
 
 
 def engine_settings(flags, bench, adapter):

@@ -337,25 +337,42 @@ def finish(run, problems, is_capped):
 
 
 def add_arguments(parser):
+    add_run_arguments(parser)
+    add = parser.add_argument
+    add("--method", choices=["leaf", "random"], default="leaf",
+        help="random: independent answers to the plain prompt")
+    add("--restart", type=flags.restart_interval, default=5, metavar="M|never",
+        help="the memory is reset every M steps")
+    add("--tail", type=flags.positive_int, default=2000,
+        help="L, tokens of a longer response that the memory keeps")
+    ablations.add_arguments(parser)
+
+
+def add_run_arguments(parser, train_calls=20):
+    """The flags of a run that explores, a baseline's too; train_calls: its K of --split train."""
     add = parser.add_argument
     add("--bench", required=True,
         help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
     add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
     add("--data", help="local copy of the bench in its upstream format (default: fetched)")
-    add("--method", choices=["leaf", "random"], default="leaf",
-        help="random: independent answers to the plain prompt")
-    add("--calls", type=flags.positive_int, help="K, calls a problem (default: 24; train: 20)")
-    add("--restart", type=flags.restart_interval, default=5, metavar="M|never",
-        help="the memory is reset every M steps")
-    add("--tail", type=flags.positive_int, default=2000,
-        help="L, tokens of a longer response that the memory keeps")
+    add("--calls", type=flags.positive_int,
+        help=f"K, calls a problem (default: 24; train: {train_calls})")
     add("--seed", type=flags.positive_int, default=1, help="run seed")
     add("--limit", type=flags.positive_int, help="only the first N problems (default: all)")
     add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
     add("--out", default="out", help="folder of the run")
     verifiers.add_arguments(parser)
     engines.add_arguments(parser)
-    ablations.add_arguments(parser)
+
+
+def run_args(given, train_calls=20):
+    """-> ExploreArgs of the parsed flags; those that they lack are as usual."""
+    names = [f.name for f in dataclasses.fields(ExploreArgs)]
+    values = {name: getattr(given, name) for name in names if hasattr(given, name)}
+    is_training = given.split == "train"
+    values["calls"] = given.calls or (train_calls if is_training else 24)
+    values["gpu_hours"] = given.gpu_hours or (None if is_training else 5.0)
+    return ExploreArgs(**values)
 
 
 def parse(argv):
@@ -365,14 +382,10 @@ def parse(argv):
     add_arguments(parser)
     given = parser.parse_args(argv)
     ablations.check(given, parser)
-    values = {f.name: getattr(given, f.name) for f in dataclasses.fields(ExploreArgs)}
-    is_training = given.split == "train"
-    values["calls"] = given.calls or (20 if is_training else 24)
-    values["gpu_hours"] = given.gpu_hours or (None if is_training else 5.0)
     trains = given.update_every is not None
     settings = engines.settings(given, given.bench, adapters=trains, trains=trains)
     update = given.update_every and flags.update_args(given, settings.temperature, given.bench)
-    return ExploreArgs(**values), settings, update
+    return run_args(given), settings, update
 
 
 def announce(args, settings, problems, records):

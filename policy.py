@@ -250,6 +250,13 @@ class Trainer:
             "sample_seconds": round(self.sampled - self.begin, 3),
             "train_seconds": round(time.time() - self.sampled, 3),
         }
+        self.keep(step, lines, metrics, log_line(metrics))
+        self.step_bar.close()
+        if self.bar is not None:
+            self.bar.update()
+
+    def keep(self, step, lines, metrics, text):
+        """The end of `commit`; text: what is printed of the update."""
         with all_ranks_ok():
             if not math.isfinite(metrics["grad_norm"]):
                 raise BadInput(f"the gradient of step {step} is not finite, so it is not kept: "
@@ -257,19 +264,19 @@ class Trainer:
                                "float32.")
             if is_main():
                 self.write_lines(lines, metrics)
-        save_checkpoint(self.policy, self.optimizer, self.files.folder, step)
+                tqdm.write(text)
+        save_checkpoint(self.policy, self.optimizer, self.files.folder, step, self.more)
         self.done = step
-        self.step_bar.close()
-        if self.bar is not None:
-            self.bar.update()
 
     def write_lines(self, lines, metrics):
-        journal.append(self.files.samples, *lines)
+        files = [self.files.metrics]
+        if lines:
+            files.append(self.files.samples)
+            journal.append(self.files.samples, *lines)
         journal.append(self.files.metrics, metrics)
         # A checkpoint must not outlive its lines.
-        os.fsync(self.files.metrics.fileno())
-        os.fsync(self.files.samples.fileno())
-        tqdm.write(log_line(metrics))
+        for file in files:
+            os.fsync(file.fileno())
 
 
 def sample_line(row, step, max_tokens):

@@ -8,6 +8,7 @@ nothing. The policy is updated while it explores: K calls a problem are ceil(cei
 
     A_j = (r_j - mean r) / (std r + 1e-6)         loss = -1/T sum_i w_i min(rho_i A, clip(rho_i, 0.8, 1.28) A)
 """
+import functools
 import os
 import sys
 
@@ -22,10 +23,7 @@ def loss(run, batch):
 
 
 GRPO = online.Baseline("grpo", online.plain_group, loss)
-
-
-def main(argv=None):
-    online.main(GRPO, __doc__, argv)
+main = functools.partial(online.main, GRPO, __doc__)
 
 
 if __name__ == "__main__":

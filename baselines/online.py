@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
@@ -32,7 +33,7 @@ import explore
 import policy as policies
 import prompts
 import verifiers
-from common import checkpoints, flags, journal, ranks, rollouts
+from common import checkpoints, flags, journal, outputs, ranks, rollouts
 from common.clock import Clock
 from common.errors import BadInput, ContextTooLong
 from engines.base import Sample
@@ -41,7 +42,9 @@ from report import measures
 
 import torch
 
-BATCH, CAP = 32, 2.0         # problems an update; cap of w
+CAP = 2.0                    # of w
+# Tokens of an answer's update, beside its sampling: in its record, and summed over the update in METHOD.jsonl.
+COSTS = "forward_tokens", "paper_forward_tokens", "trained_tokens"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -117,44 +120,41 @@ def policy_loss(policy, batch, more=None, high=0.28, with_reference=False):
     more(log_p_y, c): what a method adds, the sum over the tokens of the slice c. The passes do not depend on the batch:
     the ranks of a sharded model make them together.
     """
-    y, log_mu, _ = distill.packed(batch, policy.head.device)                                # [T], [T]
-    prompts_ = [item.x for item in batch]
-    log_ref = torch.zeros(len(y), device=y.device)
+    advantage = of_tokens(batch, [item.advantage for item in batch], policy.head)           # [T]
+    beta = of_tokens(batch, [item.beta for item in batch], policy.head)                     # [T]
     if with_reference:
         with policy.reference():
-            log_ref = log_probs(policy, batch, prompts_)                                    # [T]
-    hidden = states(policy, batch, prompts_)                                                # [T, d]
-    advantage = of_tokens(batch, [item.advantage for item in batch], y)                     # [T]
-    beta = of_tokens(batch, [item.beta for item in batch], y)                               # [T]
-    sums = Sums()
+            log_ref = log_probs(policy, batch, [item.x for item in batch])                  # [T]
+
+    def of_chunk(logp, log_p_y, w, c):
+        loss = -(w * clipped(log_p_y, advantage[c].to(logp.dtype), high=high)).sum()
+        if with_reference:
+            loss = loss + (beta[c].to(logp.dtype) * k3(log_p_y, log_ref[c])).sum()
+        return loss + more(log_p_y, c) if more else loss
+
+    return token_loss(policy, batch, of_chunk, policy.temperature)
+
+
+def token_loss(policy, batch, of_chunk, temperature):
+    """-> (the sum of a loss over the tokens of the batch, {name: sum}).
+
+    of_chunk(logp, log_p_y, w, c): the sum over the slice c, from the log-probabilities of the vocabulary [n, V] and of
+    the tokens [n], and the weights [n].
+    """
+    y, log_mu, _ = distill.packed(batch, policy.head.device)                                # [T], [T]
+    hidden = states(policy, batch, [item.x for item in batch])                              # [T, d]
+    sums = Counter()
 
     def per_token(logp, c):
         log_p_y = logp.gather(1, y[c, None])[:, 0]
         w = importance_weights(log_p_y, log_mu[c], CAP)
-        loss = -(w * clipped(log_p_y, advantage[c].to(logp.dtype), high=high)).sum()
-        if with_reference:
-            loss = loss + (beta[c].to(logp.dtype) * k3(log_p_y, log_ref[c])).sum()
-        if more:
-            loss = loss + more(log_p_y, c)
-        sums.add_tokens(w, logp)
-        return loss
+        p = logp.detach()
+        sums.update(mean_w=float(w.sum()), capped_w=float((w >= CAP).sum()), entropy=float(-(p.exp() * p).sum()))
+        return of_chunk(logp, log_p_y, w, c)
 
-    loss = chunked(hidden, policy.head, policy.temperature, per_token)
-    return loss, sums.add("loss", loss)
-
-
-class Sums(dict):
-    """{name: sum over the tokens of a micro-batch}."""
-
-    def add(self, name, value):
-        self[name] = self.get(name, 0.0) + float(value.detach())
-        return self
-
-    def add_tokens(self, w, logp):
-        logp = logp.detach()
-        self.add("mean_w", w.sum())
-        self.add("capped_w", (w >= CAP).sum())
-        self.add("entropy", -(logp.exp() * logp).sum())
+    loss = chunked(hidden, policy.head, temperature, per_token)
+    sums["loss"] = float(loss.detach())
+    return loss, sums
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -168,19 +168,18 @@ class Baseline:
     group: Callable            # async (run, x, first k) -> its Items, one a verifier call
     loss: Callable             # (run, batch) -> (sum over its tokens, {name: sum})
     add_arguments: Callable = lambda parser: None
-    step: Callable | None = None       # (run, items) -> metrics, if an update is not just `step`: SEED's collection
-    before: Callable | None = None     # (run), once: SDPO's teacher
-    after: Callable | None = None      # (run), after each step: the same
-    needs_teacher: bool = False        # whether only answers with a teacher are trained on
+    step: Callable | None = None       # (run, this rank's Items) -> metrics, if an update is not just `step`
     calls: int = 20                    # K of --split train
+    turns: int = 1                     # answers that belong together: a group has whole ones of them
 
 
 @dataclasses.dataclass
 class Run(explore.Run):
-    """explore.py's Run with what an update needs."""
+    """explore.py's Run with what an update needs. Engine, graders and trainer come in run_engine."""
     baseline: Baseline | None = None
     options: argparse.Namespace | None = None
-    last: int = 0                      # how many updates there are in all
+    groups: int = 0                    # in all
+    last: int = 0                      # update
     teacher: list | None = None        # SDPO's parameters
 
 
@@ -193,8 +192,7 @@ def batch_of(run, u, problems):
     """[(problem, number k of the group's first answer)] of update u: a cut of LEAF's stream of permutations."""
     size, batch = run.options.group, run.options.batch
     first = (u - 1) * batch
-    left = groups(len(problems), run.args.calls, size) - first
-    places = distill.batch_indices(u, batch, len(problems), run.args.seed)[:left]
+    places = distill.batch_indices(u, batch, len(problems), run.args.seed)[:run.groups - first]
     # An epoch holds each problem once, so its number is that of the groups which a problem had before.
     return [(problems[i], size * ((first + j) // len(problems)) + 1) for j, (i, _) in enumerate(places)]
 
@@ -205,11 +203,13 @@ async def answer(run, x, k, messages, max_tokens=None):
     try:
         y = await attempt.sample("answer", messages, max_tokens)
     except ContextTooLong as error:
-        raise BadInput(f"problem {x.id} cannot be sampled: {error}") from None
+        raise BadInput(f"problem {x.id} cannot be sampled: {error} Use a larger --max-model-len, where the model has "
+                       "one, or another model.") from None
     await attempt.verify(y)
-    record = rollouts.record(attempt, messages, None) | {"tail": None}
+    record = rollouts.record(attempt, messages, None) | dict.fromkeys(COSTS, 0)
     if record["correct"] is None:
         record["correct"], record["fault"] = await run.graders.grade_private(x, y.text)
+    run.bar.update(ranks.rank_and_world()[1])              # the other ranks are about as far
     return Item(run.engine.encode(messages), y, record)
 
 
@@ -224,71 +224,46 @@ async def plain_group(run, x, first):
     return items
 
 
-async def sample(run, batch):
-    """The Items of this rank's groups of a batch."""
-    rank, world = ranks.rank_and_world()
-
-    async def one(x, first):
-        items = await run.baseline.group(run, x, first)
-        run.bar.update(len(items) * world)
-        return items
-
-    with ranks.all_ranks_ok():
-        parts = await asyncio.gather(*(one(x, first) for x, first in batch[rank::world]))
-    return [item for items in parts for item in items]
-
-
-def is_trained(run, item):
-    return item.c is not None or not run.baseline.needs_teacher
-
-
 def step(run, items):
-    """One update on the Items of all ranks that have tokens to learn from. -> its metrics."""
+    """One update on the Items of all ranks. -> its metrics."""
     trainer = run.trainer
-    rows = [item for item in items if is_trained(run, item)]
-    if not sum(ranks.all_gather([len(rows)])):
-        return {"tokens": 0, "grad_norm": 0.0}                # SDPO: no answer has a teacher
+    if not sum(ranks.all_gather([len(items)])):
+        return {"tokens": 0, "grad_norm": 0.0}
     tokens, parts, grad_norm = distill.optimizer_step(
-        trainer.policy, trainer.optimizer, rows, lambda batch: run.baseline.loss(run, batch), trainer.args)
-    sums = {}
+        trainer.policy, trainer.optimizer, items, lambda batch: run.baseline.loss(run, batch), trainer.args)
+    for item in items:
+        add_costs(item)
+    sums = Counter()
     for part in ranks.all_gather(parts):
-        for name, value in part.items():
-            sums[name] = sums.get(name, 0.0) + value
+        sums.update(part)
     return {name: value / tokens for name, value in sums.items()} | {"tokens": tokens, "grad_norm": grad_norm}
 
 
-def cost(item, trained):
-    """The tokens of an answer's update beside its sampling: here, and as in the paper (with an old-policy pass)."""
+def add_costs(item):
+    """To its record: the tokens of its update here, and as in the paper, with an old-policy pass."""
     length = len(item.x) + len(item.y.token_ids)
-    teacher = len(item.c) + len(item.y.token_ids) if item.c is not None else 0
-    passes = teacher + (length if item.beta else 0) if trained else 0
-    forward = passes + item.record.get("forward_tokens", 0)
-    return {"forward_tokens": forward, "paper_forward_tokens": forward + (length if trained else 0),
-            "trained_tokens": item.record.get("trained_tokens", 0) + (length if trained else 0)}
+    passes = item.tokens() - length + (length if item.beta else 0)          # of teacher and reference
+    for name, count in zip(COSTS, (passes, passes + length, length)):
+        item.record[name] += count
 
 
 async def train(run, problems):
     """All updates that are left. -> whether the cap on GPU hours ended the run."""
     trainer = run.trainer
-    if run.baseline.before:
-        async with trainer.engine.resting():
-            run.baseline.before(run)
     while trainer.done < run.last:
         # The clocks of the ranks differ: rank 0's counts.
         if 0 in ranks.all_gather([run.seconds_left()])[:1]:
             return True
         begin = time.time()
         batch = batch_of(run, trainer.done + 1, problems)
-        items = await sample(run, batch)
+        with ranks.all_ranks_ok():
+            parts = await asyncio.gather(*(run.baseline.group(run, x, first) for x, first in trainer.share(batch)))
+        items = [item for group in parts for item in group]
         run.clock.begin("update")
         sampled = time.time()
         async with trainer.engine.resting():
             metrics = (run.baseline.step or step)(run, items)
-        if run.baseline.after and metrics["tokens"]:
-            run.baseline.after(run)
         seconds = {"sample_seconds": round(sampled - begin, 3), "train_seconds": round(time.time() - sampled, 3)}
-        for item in items:
-            item.record |= cost(item, bool(metrics["tokens"]) and is_trained(run, item))
         commit(run, batch, items, metrics | seconds)
         run.clock.begin("sampling")
     return False
@@ -296,25 +271,17 @@ async def train(run, problems):
 
 def commit(run, batch, items, metrics):
     """Keep an update: its lines in both journals, then its checkpoint. Then it counts."""
-    trainer, u = run.trainer, run.trainer.done + 1
-    order = {x.id: j for j, (x, _) in reversed([*enumerate(batch)])}
+    u, places = run.trainer.done + 1, [x.id for x, _ in batch]
     lines = ranks.all_gather([item.record for item in items])
-    lines.sort(key=lambda line: (order[line["problem"]], line["step"]))
+    lines.sort(key=lambda line: (places.index(line["problem"]), line["step"]))
     seconds = metrics["sample_seconds"] + metrics["train_seconds"]
     total = sum(line["completion_tokens"] for line in lines)
     for line in lines:
         line |= {"updates": u - 1, "elapsed_seconds": round(run.elapsed(), 3),
                  "step_seconds": round(seconds * line["completion_tokens"] / total, 6)}
     metrics = {"step": u, **metrics, **totals(lines, run.options.group)}
-    with ranks.all_ranks_ok():
-        if not math.isfinite(metrics["grad_norm"]):
-            raise BadInput(f"the gradient of update {u} is not finite, so it is not kept: name another folder with "
-                           "--out and a smaller --lr, or try --dtype float32.")
-        if ranks.is_main():
-            write_lines(run, lines, metrics)
+    run.trainer.keep(u, lines, metrics, log_line(metrics))
     run.records |= {(line["problem"], line["step"]): line for line in lines}
-    checkpoints.save_checkpoint(trainer.policy, trainer.optimizer, trainer.files.folder, u, trainer.more)
-    trainer.done = u
 
 
 def totals(lines, size):
@@ -326,121 +293,79 @@ def totals(lines, size):
             "length": measures.mean(line["completion_tokens"] for line in lines),
             "truncated": measures.mean(line["truncated"] for line in lines),
             "groups": len(rewards), "groups_without_variance": sum(len(found) == 1 for found in rewards.values()),
-            **{name: sum(line[name] for line in lines)
-               for name in ("forward_tokens", "paper_forward_tokens", "trained_tokens")}}
+            **{name: sum(line[name] for line in lines) for name in COSTS}}
 
 
-def write_lines(run, lines, metrics):
-    files = run.lines.file, run.trainer.files.metrics
-    journal.append(files[0], *lines)
-    journal.append(files[1], metrics)
-    for file in files:                 # a checkpoint must not outlive its lines
-        os.fsync(file.fileno())
+def log_line(metrics):
+    """What is printed of an update."""
     text = f"update {metrics['step']:3d}  accuracy {metrics['accuracy']:.1%}  length {metrics['length']:.0f}"
     for name in ("loss", "mean_w", "entropy", "grad_norm"):
         text += f"  {name.replace('_', ' ')} {metrics.get(name, 0):.4g}"
-    run.bar.write(text + f"  without variance {metrics['groups_without_variance']} of {metrics['groups']}")
+    return text + f"  without variance {metrics['groups_without_variance']} of {metrics['groups']}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The run
 
 
-def open_files(baseline, args, values, problems):
-    """The files of the run in --out, a new one or one that goes on. -> (policy.Files, records, rollouts.jsonl).
+def open_files(options, args, settings, problems):
+    """The files of the run in --out, a new one or one that goes on. -> (policy.Files, records).
 
     Errors: BadInput, if it is another run's.
     """
     done = checkpoints.newest_step(os.path.join(args.out, "adapter"))
     if not ranks.is_main():
-        return policies.resume(args.out, done), {}, None
-    records, file = journal.open_rollouts(args.out, values, ("gpu_hours",), problems, updates=done)
+        return policies.resume(args.out, done), {}
+    free = ("grad_checkpoint_every", "out", "server", "patience", "no_async_scheduling", "gpu_memory", "keep_cache")
+    kept = {name: value for name, value in vars(options).items() if name not in free}
+    kept |= {"calls": args.calls, "gpu_hours": args.gpu_hours} | settings.kept()
+    records, file = journal.open_rollouts(args.out, kept, ("gpu_hours",), problems, updates=done)
     if max((record["updates"] for record in records.values()), default=-1) != done - 1:
         raise BadInput(f"{args.out} holds checkpoints and a rollouts.jsonl that do not belong together: name another "
                        "folder with --out.")
-    return policies.resume(args.out, done, [f"{baseline.name}.jsonl"]), records, file
+    files = policies.resume(args.out, done, [f"{args.method}.jsonl"])
+    return dataclasses.replace(files, samples=file), records
 
 
-async def run_engine(baseline, options, args, settings, problems, files, clock):
-    """Start engine, graders and trainer, train, and end them. -> (run, whether the cap ended it)."""
-    found, records, file = files
-    graders = verifiers.Graders()
-    try:
+async def run_engine(run, problems, files):
+    """Start engine, graders and trainer, train, and end them. -> whether the cap ended the run."""
+    args, settings, options = run.args, run.settings, run.options
+    with contextlib.closing(verifiers.Graders(strict=args.strict_math_verify)) as run.graders:
         with ranks.all_ranks_ok():
-            engine = await engines.start(settings, adapters=True, folder=args.out)
-        try:
-            lines = rollouts.Lines(file, graders)
-            run = Run(args, settings, engine, graders, lines, records, clock, baseline=baseline, options=options)
+            run.engine = await engines.start(settings, adapters=True, folder=args.out)
+        run.engine.gpus *= ranks.rank_and_world()[1]       # those of the job: each rank has its own
+        with contextlib.closing(run.engine):
             openings = [prompts.opening(x, settings.family) for x in problems]
             update = flags.UpdateArgs(options.lr, math.inf, "reverse_kl", options.micro_tokens,
                                       options.grad_checkpoint_every)
-            run.trainer = policies.start_trainer(update, args.seed, settings, engine, openings, found)
-            clock.begin("sampling")
-            count = groups(len(problems), args.calls, options.group)
-            run.last = math.ceil(count / options.batch)
-            run.bar = policies.new_bar(count * options.group, "call", initial=len(records))
-            with run.bar:
-                return run, await train(run, problems)
-        finally:
-            clock.begin("saving")
-            engine.close()
-    finally:
-        graders.close()
-
-
-def finish(run, problems, is_capped):
-    """Write the result and print it."""
-    attempts = {x.id: {} for x in problems} | measures.by_problem(run.records.values())
-    result = rollouts.write_result(run, attempts, is_capped)
-    last = result["complete_steps"]
-    if is_capped:
-        print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have {last} calls.")
-    if last:
-        print(f"pass@{last} {measures.pass_curve(attempts, last)[-1]:.1%}, mean accuracy "
-              f"{measures.per_answer_curve(attempts, last, 'correct')[-1]:.1%}, {len(run.records)} answers")
-    print(f"adapter: {run.trainer.files.folder}")
+            run.trainer = policies.start_trainer(update, args.seed, settings, run.engine, openings, files)
+            run.clock.begin("sampling")
+            with policies.new_bar(run.groups * options.group, "call", initial=len(run.records)) as run.bar:
+                is_capped = await train(run, problems)
+            run.clock.begin("saving")
+    return is_capped
 
 
 def parse(baseline, argv, doc):
     """-> (options, ExploreArgs, Settings). Errors: BadInput."""
     parser = flags.Parser(description=doc.partition("\n")[0])
+    parser.set_defaults(method=baseline.name)
+    explore.add_run_arguments(parser, baseline.calls)
+    flags.add_step_arguments(parser)
     add = parser.add_argument
-    add("--bench", required=True, help="math500, lcb, mbpp, sciknoweval, arithmetic, or a FILE.jsonl of your own")
-    add("--split", choices=["test", "train"], default="test", help="train: the sets of App. E.1")
-    add("--data", help="local copy of the bench in its upstream format")
-    add("--calls", type=flags.positive_int, help=f"K, calls a problem (default: 24; train: {baseline.calls})")
-    add("--seed", type=flags.positive_int, default=1, help="run seed")
-    add("--limit", type=flags.positive_int, help="only the first N problems")
-    add("--gpu-hours", type=flags.above_zero, help="stop after so many (default: 5; train: no cap)")
-    add("--lr", type=flags.above_zero, help="learning rate (default: 1e-6; train: 1e-5)")
-    add("--batch", type=flags.positive_int, default=BATCH, help="groups an update")
+    add("--batch", type=flags.positive_int, default=32, help="groups an update")
     add("--group", type=flags.positive_int, default=8, help="answers a group")
     add("--advantage", choices=["std", "mean"], default="std", help="divided by the group's deviation, or not")
-    add("--micro-tokens", type=flags.positive_int, default=16384, help="tokens of one forward and backward pass")
-    add("--grad-checkpoint-every", type=int, choices=range(0, 1000), metavar="N",
-        help="recompute every Nth layer in the backward pass, 0: none (default: as few as fit)")
-    add("--out", default="out", help="folder of the run")
-    engines.add_arguments(parser)
     baseline.add_arguments(parser)
     options = parser.parse_args(argv)
-    is_training = options.split == "train"
-    options.lr = options.lr or (1e-5 if is_training else 1e-6)
+    distill.check_ranks(options)
+    if options.group % baseline.turns:
+        raise BadInput(f"--group {options.group} would cut a trajectory of {baseline.turns} answers: give a multiple.")
+    options.lr = options.lr or (1e-5 if options.split == "train" else 1e-6)
     settings = engines.settings(options, options.bench, adapters=True, trains=True)
     if settings.temperature == 0:
         raise BadInput("--temperature 0 leaves no distribution to learn from: give one above 0.")
-    calls = options.calls or (baseline.calls if is_training else 24)
-    gpu_hours = options.gpu_hours or (None if is_training else 5.0)
-    args = explore.ExploreArgs(options.bench, options.split, options.data, baseline.name, calls=calls,
-                               seed=options.seed, limit=options.limit, gpu_hours=gpu_hours, out=options.out)
-    return options, args, settings
-
-
-def kept_settings(options, args, settings):
-    """What explore.json keeps of a run, which goes on with the same alone."""
-    free = ("grad_checkpoint_every", "out", "server", "patience", "no_async_scheduling", "gpu_memory",
-            "keep_cache")
-    own = {name: value for name, value in vars(options).items() if name not in free}
-    return own | {name: getattr(args, name) for name in ("method", "calls", "gpu_hours")} | settings.kept()
+    return options, explore.run_args(options, baseline.calls), settings
 
 
 def main(baseline, doc, argv=None):
@@ -451,17 +376,22 @@ def main(baseline, doc, argv=None):
             options, args, settings = parse(baseline, argv, doc)
             problems = benches.load(args.bench, args.split, args.data, args.limit)
             if ranks.is_main():
+                written = "rollouts.jsonl", "problems.json", f"{baseline.name}.jsonl", "adapter"
+                outputs.claim_run(args.out, "explore.json", written, [args.bench, args.data, settings.model])
                 stack.enter_context(journal.lock(args.out))
-            files = open_files(baseline, args, kept_settings(options, args, settings), problems)
-        total = math.ceil(groups(len(problems), args.calls, options.group) / options.batch)
+            files, records = open_files(options, args, settings, problems)
+        count = groups(len(problems), args.calls, options.group)
+        run = Run(args, settings, None, None, None, records, clock, baseline=baseline, options=options, groups=count,
+                  last=math.ceil(count / options.batch))
         ranks.print_once(f"{baseline.name}: {args.bench} {args.split}, {len(problems)} problems, {args.calls} calls "
-                         f"each, {total} updates of {options.batch} x {options.group}, lr {options.lr:g}; "
+                         f"each, {run.last} updates of {options.batch} x {options.group}, lr {options.lr:g}; "
                          f"{engines.describe(settings)}")
-        if files[0].done:
-            ranks.print_once(f"{files[0].done} updates are done already; the run goes on.")
-        sentence = "Stopped. The updates above are kept; the same command goes on."
-        with journal.stoppable(sentence, ranks.is_main()):
-            work = run_engine(baseline, options, args, settings, problems, files, clock)
-            run, is_capped = asyncio.run(work)
+        if files.done:
+            ranks.print_once(f"{files.done} updates are done already; the run goes on.")
+        with journal.stoppable("Stopped. The updates above are kept; the same command goes on.", ranks.is_main()):
+            is_capped = asyncio.run(run_engine(run, problems, files))
         if ranks.is_main():
-            finish(run, problems, is_capped)
+            attempts = {x.id: {} for x in problems} | measures.by_problem(run.records.values())
+            result = rollouts.write_result(run, attempts, is_capped)
+            rollouts.print_result(run, attempts, result)
+        ranks.print_once(f"adapter: {files.folder}")

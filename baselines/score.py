@@ -10,6 +10,7 @@ stage 2 both are paid, and the second gets a bonus for mending, or a fine for sp
     loss = 1/T sum_i ( -w_i min(rho_i A, clip(rho_i, 0.8, 1.2) A) + beta k3_i ),  beta = 0.01, turn 1 of stage 1: 0.26
 """
 import asyncio
+import functools
 import os
 import sys
 
@@ -70,11 +71,8 @@ def add_arguments(parser):
     add("--credit", choices=["turn", "trajectory"], default="turn", help="whose reward a turn gets")
 
 
-SCORE = online.Baseline("score", group, loss, add_arguments)
-
-
-def main(argv=None):
-    online.main(SCORE, __doc__, argv)
+SCORE = online.Baseline("score", group, loss, add_arguments, turns=2)
+main = functools.partial(online.main, SCORE, __doc__)
 
 
 if __name__ == "__main__":

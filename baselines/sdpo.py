@@ -10,6 +10,7 @@ has neither a right sibling nor feedback has no teacher, and is left out.
     loss = 1/T sum_i w_i min(rho_i, 2) KL(p_i || sg q_i)        teacher <- 0.99 teacher + 0.01 policy, after each step
 """
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -17,10 +18,9 @@ import sys
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 from baselines import online
-import distill
 import prompts
-from common import checkpoints, ranks
-from loss import chunked, importance_weights, log_probabilities
+from common import checkpoints, flags, ranks
+from loss import log_probabilities
 
 import torch
 
@@ -47,20 +47,15 @@ def with_tail(some):
 
 def loss(run, batch):
     policy = run.trainer.policy
-    y, log_mu, _ = distill.packed(batch, policy.head.device)
     with torch.no_grad(), teaching(policy, run.teacher):
         taught = online.states(policy, batch, [item.c for item in batch])                   # [T, d]
-    hidden, sums = online.states(policy, batch, [item.x for item in batch]), online.Sums()
 
-    def per_token(logp, c):
+    def of_chunk(logp, log_p_y, w, c):
         log_q = log_probabilities(taught[c], policy.head, policy.temperature)
-        w = importance_weights(logp.gather(1, y[c, None])[:, 0], log_mu[c], online.CAP)
-        sums.add_tokens(w, logp)
         # min(rho, 2) is 1: every update is on-policy.
         return (w * divergence(logp, log_q, run.options.alpha)).sum()
 
-    value = chunked(hidden, policy.head, policy.temperature, per_token)
-    return value, sums.add("loss", value)
+    return online.token_loss(policy, batch, of_chunk, policy.temperature)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -100,62 +95,54 @@ def prompt(engine, opening, solution, feedback):
 def teaching(policy, teacher):
     """A block in which the policy has the teacher's parameters; it makes no graph."""
     own = [p.detach().clone() for p in policy.parameters()]
-    try:
-        for p, q in zip(policy.parameters(), teacher):
-            p.copy_(q)
-        yield
-    finally:
-        for p, q in zip(policy.parameters(), own):
-            p.copy_(q)
+    for p, q in zip(policy.parameters(), teacher):
+        p.copy_(q)
+    yield
+    for p, q in zip(policy.parameters(), own):
+        p.copy_(q)
+
+
+def step(run, items):
+    """An update on the answers that have a teacher, which then follows."""
+    if not run.teacher:
+        run.teacher = first_teacher(run.trainer)
+    metrics = online.step(run, [item for item in items if item.c is not None])
+    if metrics["tokens"]:
+        follow(run.teacher, run.trainer.policy, run.options.teacher_rate)
+    run.trainer.more = {str(i): checkpoints.whole(q).cpu().clone() for i, q in enumerate(run.teacher)}
+    return metrics
 
 
 @torch.no_grad()
-def begin(run):
-    """The teacher at the start, the untrained policy, or that of the checkpoint."""
-    run.teacher = [p.detach().clone() for p in run.trainer.policy.parameters()]
-    for number, q in enumerate(run.teacher if run.trainer.more else []):
-        whole = run.trainer.more[str(number)].to(q.device)
+def first_teacher(trainer):
+    """The parameters of the untrained policy, or those of the checkpoint."""
+    teacher = [p.detach().clone() for p in trainer.policy.parameters()]
+    for number, q in enumerate(teacher if trainer.more else []):
+        whole = trainer.more[str(number)].to(q.device)
         if hasattr(q, "full_tensor"):
             from torch.distributed.tensor import distribute_tensor
             whole = distribute_tensor(whole, q.device_mesh, q.placements)
         q.copy_(whole)
-    keep(run)
+    return teacher
 
 
 @torch.no_grad()
-def follow(run):
+def follow(teacher, policy, rate):
     """teacher <- (1 - rate) teacher + rate policy."""
-    for q, p in zip(run.teacher, run.trainer.policy.parameters()):
-        q.lerp_(p, run.options.teacher_rate)
-    keep(run)
-
-
-def keep(run):
-    run.trainer.more = {str(i): checkpoints.whole(q).cpu().clone() for i, q in enumerate(run.teacher)}
-
-
-def share(text):
-    """argparse type: a number from 0 to 1."""
-    import argparse
-    with contextlib.suppress(ValueError):
-        if 0 <= float(text) <= 1:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is no number from 0 to 1")
+    for q, p in zip(teacher, policy.parameters()):
+        q.lerp_(p, rate)
 
 
 def add_arguments(parser):
     add = parser.add_argument_group("SDPO").add_argument
-    add("--alpha", type=share, default=1.0, help="1: KL(student || teacher), 0: the other one, between: JSD")
-    add("--teacher-rate", type=share, default=0.01, help="of the moving average")
+    add("--alpha", type=flags.share, default=1.0, help="1: KL(student || teacher), 0: the other one, between: JSD")
+    add("--teacher-rate", type=flags.share, default=0.01, help="of the moving average")
     add("--feedback", choices=["both", "without-solution"], default="both",
         help="whether a teacher that has a solution sees the feedback too")
 
 
-SDPO = online.Baseline("sdpo", group, loss, add_arguments, before=begin, after=follow, needs_teacher=True)
-
-
-def main(argv=None):
-    online.main(SDPO, __doc__, argv)
+SDPO = online.Baseline("sdpo", group, loss, add_arguments, step)
+main = functools.partial(online.main, SDPO, __doc__)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ are only collected; three epochs of SFT on the base model's analyses of them tea
     loss = GRPO (clip 0.8, 1.2) + 1/T sum_i ( 0.01 g_i (sg l_skill_i - l_i) + 0.01 k3_i )
 """
 import asyncio
+import functools
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ import policy as policies
 import prompts
 from common import ranks
 from common.errors import ContextTooLong
-from engines.base import Sample, request_seed
+from engines.base import request_seed
 
 import torch
 
@@ -69,17 +70,23 @@ def skill_of(text):
         return None
 
 
+def request(opening, record):
+    """The dialogue that asks for an analysis."""
+    return prompts.analyze(opening, record["response"], record["reward"], record["feedback"])
+
+
 async def analysed(run, x, item, adapter):
     """Let the policy, or the base model without adapter, analyse an answer; its record keeps what it wrote."""
     opening, engine, record = prompts.opening(x, run.settings.family), run.engine, item.record
-    ids = engine.encode(prompts.analyze(opening, item.y.text, record["reward"], record["feedback"]))
+    ids = engine.encode(request(opening, record))
     record |= {"analysis": None, "skill": None}
     try:
         seed = request_seed(run.args.seed, x.id, record["step"], "analysis")
         y = await engine.sample(ids, seed=seed, max_tokens=ANALYSIS_TOKENS, temperature=0.0, top_p=1.0, adapter=adapter)
     except ContextTooLong:         # then there is no skill, and GRPO stays
         return
-    record |= {"analysis": y.text, "forward_tokens": len(ids) + len(y.token_ids)}
+    tokens = len(ids) + len(y.token_ids)
+    record |= {"analysis": y.text, "forward_tokens": tokens, "paper_forward_tokens": tokens}
     skill = skill_of(y.text)
     if skill:
         cut = engine.tokenizer.encode(skill, add_special_tokens=False)[:SKILL_TOKENS]
@@ -113,32 +120,22 @@ def teach(run, items):
     known = [*run.records.values()] if ranks.is_main() else []
     records = ranks.all_gather(known + [item.record for item in items])
     records = sorted((r for r in records if r["skill"]), key=lambda r: (r["problem"], r["step"]))
-    policy, (rank, world) = run.trainer.policy, ranks.rank_and_world()
-    optimizer, examples = policies.adam(policy, run.options.lr), [example(run, record) for record in records]
+    policy, optimizer = run.trainer.policy, policies.adam(run.trainer.policy, run.options.lr)
+    examples = [sft.example(run.engine, request(r["context"], r), r["analysis"]) for r in records]
     trained = EPOCHS * sum(item.tokens() for item in examples)
     for number in range(1, -(-EPOCHS * len(examples) // SFT_BATCH) + 1):
         places = distill.batch_indices(number, SFT_BATCH, len(examples), run.args.seed)
-        rows = [examples[i] for i, _ in places][rank::world]
+        rows = [examples[i] for i, _ in run.trainer.share(places)]
         distill.optimizer_step(policy, optimizer, rows, lambda batch: sft.loss(policy, batch), run.trainer.args)
+    answers = sum(ranks.all_gather([len(items)]))
     for item in items:             # this batch carries the cost
-        item.record["trained_tokens"] = trained // sum(ranks.all_gather([len(items)]))
+        item.record["trained_tokens"] = trained // answers
     run.trainer.optimizer = policies.adam(policy, run.options.lr)
     return {"analyses": len(examples)}
 
 
-def example(run, record):
-    """The Item of an analysis."""
-    opening, tokenizer = record["context"], run.engine.tokenizer
-    x = run.engine.encode(prompts.analyze(opening, record["response"], record["reward"], record["feedback"]))
-    y = tokenizer.encode(record["analysis"], add_special_tokens=False) + [tokenizer.eos_token_id]
-    return online.Item(x, Sample(y, record["analysis"], [0.0] * len(y), "stop", len(x)), record)
-
-
 SEED = online.Baseline("seed", group, lambda run, batch: skill_loss(run.trainer.policy, batch), step=step, calls=15)
-
-
-def main(argv=None):
-    online.main(SEED, __doc__, argv)
+main = functools.partial(online.main, SEED, __doc__)
 
 
 if __name__ == "__main__":

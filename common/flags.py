@@ -53,6 +53,14 @@ def above_zero(text):
     raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
 
 
+def share(text):
+    """argparse type: a number from 0 to 1."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is no number from 0 to 1")
+
+
 def cap(text):
     """argparse type: a finite number above zero, or inf."""
     return math.inf if text == "inf" else above_zero(text)
@@ -72,10 +80,16 @@ class UpdateArgs:
 def add_update_arguments(parser, lr):
     """The flags of an update; its learning rate is `lr` by default."""
     add = parser.add_argument
-    add("--lr", type=above_zero, default=lr, help=f"learning rate (default: {lr:g})")
     add("--tau", type=cap,
         help="cap of Eq. 2, inf for none (default: 1e-3 on math500, none elsewhere)")
     add("--divergence", choices=DIVERGENCES, default="reverse_kl", help="D of Eq. 2 (Table 6)")
+    add_step_arguments(parser, lr)
+
+
+def add_step_arguments(parser, lr=None):
+    """The flags of an optimizer step on any loss; without `lr` its default depends on the split."""
+    add = parser.add_argument
+    add("--lr", type=above_zero, default=lr, help=f"learning rate (default: {lr or '1e-6; train: 1e-5'})")
     add("--micro-tokens", type=positive_int, default=16384,
         help="tokens of one forward and backward pass, student and teacher together")
     add("--grad-checkpoint-every", type=int, choices=range(0, 1000), metavar="N",

@@ -160,8 +160,8 @@ def write_result(run, attempts, is_capped):
     return result
 
 
-def print_result(run, attempts, result, cplus):
-    """cplus: the lines of cplus.jsonl."""
+def print_result(run, attempts, result, cplus=None):
+    """cplus: the lines of cplus.jsonl, of a run that writes it."""
     last_step = result["complete_steps"]
     if result["capped"]:
         print(f"The cap of {run.args.gpu_hours:g} GPU hours ended the run; all problems have {last_step} calls.")
@@ -173,8 +173,9 @@ def print_result(run, attempts, result, cplus):
         print(f"pass@{last_step} {passed[-1]:.1%}, mean accuracy {accuracy[-1]:.1%}, "
               f"{len(run.records)} answers in {run.elapsed():.0f} s")
     print("seconds: " + ", ".join(f"{part} {seconds:.1f}" for part, seconds in result["seconds"].items()))
-    solved = {line["problem"] for line in cplus}
-    print(f"C+ holds {len(cplus)} contexts of {len(solved)} problems: {os.path.join(run.args.out, 'cplus.jsonl')}")
+    if cplus is not None:
+        solved = {line["problem"] for line in cplus}
+        print(f"C+ holds {len(cplus)} contexts of {len(solved)} problems: {os.path.join(run.args.out, 'cplus.jsonl')}")
 
 
 def fault_lines(records):

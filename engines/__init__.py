@@ -154,12 +154,12 @@ def adapter_run(adapter):
     folder = os.path.abspath(adapter)
     if os.path.basename(folder).startswith("step_"):
         folder = os.path.dirname(folder)
-    run, name = os.path.dirname(folder), "distill.json"
+    run, names = os.path.dirname(folder), ("distill.json", "sft.json", "explore.json")  # the last two of baselines/
     if os.path.basename(run) == "updates":
-        run, name = os.path.dirname(run), "explore.json"
-    path = os.path.join(run, name)
-    if os.path.basename(folder) == "adapter" and os.path.isfile(path):
-        return read_json(path)["settings"]
+        run, names = os.path.dirname(run), ("explore.json",)
+    paths = [os.path.join(run, name) for name in names if os.path.isfile(os.path.join(run, name))]
+    if os.path.basename(folder) == "adapter" and paths:
+        return read_json(paths[0])["settings"]
     config = load_json(os.path.join(adapter, "adapter_config.json"))
     model = config.get("base_model_name_or_path") if isinstance(config, dict) else None
     return {"model": model} if model else {}

@@ -11,6 +11,7 @@ import os
 from common import journal, outputs
 from common.errors import BadInput, read_jsonl
 from report import curves, dialogue, measures, page, paper, plots, tables
+from report.method import BASELINES
 from report.tables import Table, percent, trace_table, update_table, with_paper
 
 
@@ -141,19 +142,40 @@ def teacher_table(training, contexts, records):
 def update_main(options, read_training, sample):
     """The cost of the policy update in a folder (App. E.5); with --internalization also Table 32."""
     distilled = curves.read_beside(os.path.join(options.update, ""), "distill.json")
-    if not distilled:
-        raise BadInput(f"{options.update} holds no distill.json: name the --out folder of distill.py (what updates "
-                       "between the steps of an exploration cost is in its --rollouts tables).")
-    cplus = distilled["settings"]["cplus"]
-    steps = read_jsonl(os.path.join(options.update, "distill.jsonl"), torn_ok=True)
-    run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"))
-    cost = update_table(run, steps, distilled.get("result", {}).get("gpus", 1)), paper.UPDATE
+    if distilled:
+        cplus = distilled["settings"]["cplus"]
+        steps = read_jsonl(os.path.join(options.update, "distill.jsonl"), torn_ok=True)
+        run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"))
+        table = update_table(run, steps, distilled.get("result", {}).get("gpus", 1))
+    else:
+        table = baseline_table(options.update)
     if options.internalization:
-        internalization_main(options, read_training(cplus), sample, run, cost)
+        if not distilled:
+            raise BadInput(f"--internalization reads what distill.py sampled, and {options.update} is a baseline's: "
+                           "leave it out.")
+        internalization_main(options, read_training(cplus), sample, run, (table, paper.UPDATE))
         return
-    printed = print_tables([cost], options.paper)
+    printed = print_tables([(table, paper.UPDATE)], options.paper)
     if options.out:
         journal.write_json(options.out, printed)
+
+
+def baseline_table(folder):
+    """The costs of a run of baselines/. Errors: BadInput, if there is none in `folder`."""
+    beside = os.path.join(folder, "")
+    learned, explored = (curves.read_beside(beside, name) for name in ("sft.json", "explore.json"))
+    if learned:
+        run = curves.read_run(os.path.join(os.path.dirname(learned["settings"]["cplus"]), "rollouts.jsonl"))
+        path = f"{beside}rewrites.jsonl"
+        rewrites = read_jsonl(path, torn_ok=True) if os.path.exists(path) else []
+        steps = read_jsonl(f"{beside}sft.jsonl", torn_ok=True)
+        return tables.sft_table(run, rewrites, steps, learned.get("result", {}))
+    if not explored or explored["settings"].get("method") not in BASELINES:
+        raise BadInput(f"{folder} holds no distill.json: name the --out folder of distill.py or of a baseline (what "
+                       "updates between the steps of an exploration cost is in its --rollouts tables).")
+    run = curves.read_run(f"{beside}rollouts.jsonl")
+    records, steps = (read_jsonl(f"{beside}{name}.jsonl", torn_ok=True) for name in ("rollouts", run.method.kind))
+    return tables.online_table(run, records, steps)
 
 
 def internalization_main(options, training, sample, run, cost):

@@ -21,6 +21,7 @@ class RunRecord:
     curves: dict        # name -> values at steps 1..last; "petaflops" and "hours" only where the run has ended
     parameters: float | None    # N of Eq. 5, from explore.json
     settings: dict      # of explore.json; {} without it
+    gpus: int = 1       # of its result
 
 
 @dataclasses.dataclass
@@ -92,7 +93,8 @@ def read_run(path, number=1):
     return RunRecord(
         path, counted, bench_name(first["bench"], settings.get("split")), method_of(first["method"], settings),
         model_name(settings.get("model", "model")), settings.get("seed", number),
-        {name: values[:last] for name, values in curves.items()}, result.get("parameters"), settings)
+        {name: values[:last] for name, values in curves.items()}, result.get("parameters"), settings,
+        result.get("gpus", 1))
 
 
 def last_step(path, curves, complete, settings):

@@ -160,17 +160,48 @@ def update_table(run, steps, gpus):
 
     `steps`: the lines of distill.jsonl. The update's hours leave out its start-up.
     """
-    if run.parameters is None:
-        raise BadInput(f"{run.path} has no result in the explore.json beside it: let explore.py end first.")
     here, papers, trained = measures.update_tokens(steps)
     hours = gpus * measures.update_seconds(steps) / 3600
-    names = ("all", "trained", "petaflops", "hours")
-    rows = [["exploration", *(run.curves[name][-1] if name in run.curves else 0 for name in names)]]
-    for stage, forward in (("update", here), ("update, with the paper's behaviour pass", papers)):
-        rows.append([stage, forward, trained, measures.petaflops(run.parameters, forward, trained), hours])
+    return cost_table(run, [exploration_cost(run), ("update", here, trained, hours),
+                            ("update, with the paper's behaviour pass", papers, trained, hours)])
+
+
+def online_table(run, records, steps):
+    """The same for a baseline that updates while it explores: all of its answers, of which the curves count fewer.
+
+    records: the lines of its rollouts.jsonl; steps: of METHOD.jsonl.
+    """
+    forward = sum(record.get(name, 0) for record in records for names in measures.TOKENS.values() for name in names)
+    here, papers, trained = (sum(step[f"{name}_tokens"] for step in steps)
+                             for name in ("forward", "paper_forward", "trained"))
+    hours, kind = run.gpus * measures.update_seconds(steps) / 3600, run.method.kind
+    return cost_table(run, [(kind, forward + here, trained, hours),
+                            (f"{kind}, with the paper's behaviour pass", forward + papers, trained, hours)])
+
+
+def sft_table(run, rewrites, steps, result):
+    """The same for SFT. run: whose answers were rewritten; the lines of rewrites.jsonl and sft.jsonl; `result`: of
+    sft.json, {} before its end."""
+    forward = sum(line["prompt_tokens"] + line["completion_tokens"] for line in rewrites)
+    trained, gpus = sum(step["trained_tokens"] for step in steps), result.get("gpus", 1)
+    rewriting = gpus * result.get("seconds", {}).get("rewriting", 0) / 3600
+    hours = gpus * sum(step["train_seconds"] for step in steps) / 3600
+    return cost_table(run, [exploration_cost(run), ("rewriting", forward, 0, rewriting), ("sft", 0, trained, hours)])
+
+
+def exploration_cost(run):
+    """A stage of cost_table."""
+    return "exploration", *(run.curves[name][-1] if name in run.curves else 0 for name in ("all", "trained", "hours"))
+
+
+def cost_table(run, stages):
+    """stages: (name, forward tokens, trained tokens, GPU hours) each."""
+    if run.parameters is None:
+        raise BadInput(f"{run.path} has no result in the explore.json beside it: let explore.py end first.")
+    rows = [[run.model, run.bench, name, forward, trained, measures.petaflops(run.parameters, forward, trained), hours]
+            for name, forward, trained, hours in stages]
     return Table("Cost of training (Table 19)",
-                 ["model", "bench", "stage", "forward tokens", "trained tokens", "PFLOPs", "GPU hours"],
-                 [[run.model, run.bench, *row] for row in rows])
+                 ["model", "bench", "stage", "forward tokens", "trained tokens", "PFLOPs", "GPU hours"], rows)
 
 
 def trace_table(name, lines, rollouts, contexts):

@@ -1,4 +1,5 @@
 """The baselines: each loss by hand in float64 and against TRL's, bandits that it must solve, runs that survive stops."""
+import asyncio
 import json
 import math
 import os
@@ -9,6 +10,8 @@ import pytest
 
 import scripted_student  # noqa: I001 (first: a rank of torchrun finds the project by it)
 import engines
+import evaluate
+import explore
 import loss
 import policy as policies
 import prompts
@@ -19,11 +22,12 @@ from common import checkpoints, journal, ranks
 from common.errors import BadInput, read_jsonl
 from conftest import TOY_TERMS, make_model, tolerance
 from engines.base import Sample
-from report import curves
+from report import curves, tests
 from scripted_student import Gradients, toy_policy
 from test_distill import torchrun
 
 import torch
+from safetensors.torch import load_file
 
 DOUBLE, ROUNDING = tolerance(torch.float64, TOY_TERMS, 10), tolerance(torch.float32, TOY_TERMS)
 T, D, V = 7, 6, 11
@@ -50,6 +54,9 @@ class Fake:
             return self.ref
         teaches = any(sequence[0] == 1 for sequence in sequences)       # a teacher's prompt is [1]
         return self.teacher if teaches else self.student[:sum(lengths)]
+
+    def parameters(self):
+        return []
 
     def reference(self):
         import contextlib
@@ -243,6 +250,24 @@ def test_sdpo_by_hand():
     assert sdpo.divergence(p.log(), q.log(), alpha=0, top=2).item() == pytest.approx(backward, rel=DOUBLE)
 
 
+def test_sdpos_loss_by_hand():
+    """The sum of w D over the tokens; no gradient through w, nor to the teacher."""
+    items = answers(c=[1])
+    hidden, head, noise = (x / 2 for x in tensors((T, D), (V, D), (T, D)))  # no tail below the clamp's 1e-7
+    taught, h, h2 = hidden + noise, hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    policy = Fake(h, head, 0.7, teacher=taught)
+    run = Namespace(trainer=Namespace(policy=policy), teacher=[], options=Namespace(alpha=1.0))
+    value, sums = sdpo.loss(run, items)
+    value.backward()
+    logp, _, w = hand(h2, head, items, 0.7)
+    log_q, _, _ = hand(taught, head, items, 0.7)
+    expected = (w * (logp.exp() * (logp - log_q)).sum(-1)).sum()    # 11 tokens: the likeliest ten and a tail of one
+    expected.backward()
+    same(value.detach(), expected.detach())
+    same(h.grad, h2.grad)
+    assert sums["mean_w"] == pytest.approx(float(w.sum()), rel=1e-6) and sums["capped_w"] == (w == 2).sum()
+
+
 def test_sdpo_on_all_tokens_is_the_reverse_kl_and_a_lower_bound_on_fewer():
     student, teacher = tensors((T, V), (T, V))
     full = loss.token_divergence(student, teacher)
@@ -283,22 +308,21 @@ def test_who_gets_a_teacher(rewards):
 @pytest.mark.parametrize("rate", [0.0, 1.0, 0.25])
 def test_the_moving_average(toy, rate):
     policy = toy_policy(toy)
-    run = Namespace(trainer=Namespace(policy=policy, more=None), options=Namespace(teacher_rate=rate), teacher=None)
-    sdpo.begin(run)
+    teacher = sdpo.first_teacher(Namespace(policy=policy, more=None))
     start = [p.detach().clone() for p in policy.parameters()]
     with torch.no_grad():
         for p in policy.parameters():
             p += 1
     own = [p.detach().clone() for p in policy.parameters()]
-    sdpo.follow(run)
-    for q, p in zip(run.teacher, start):
+    sdpo.follow(teacher, policy, rate)
+    for q, p in zip(teacher, start):
         assert torch.allclose(q, p + rate, atol=1e-6)
-    with sdpo.teaching(policy, run.teacher):
-        assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), run.teacher))
+    with sdpo.teaching(policy, teacher):
+        assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), teacher))
     assert all(torch.equal(p, q) for p, q in zip(policy.parameters(), own))
-    again = Namespace(trainer=run.trainer, options=run.options, teacher=None)
-    sdpo.begin(again)
-    assert all(torch.equal(p, q) for p, q in zip(again.teacher, run.teacher))
+    more = {str(i): q.clone() for i, q in enumerate(teacher)}
+    again = sdpo.first_teacher(Namespace(policy=policy, more=more))
+    assert all(torch.equal(p, q) for p, q in zip(again, teacher))
 
 
 def test_a_long_demonstration_loses_its_beginning(monkeypatch):
@@ -348,6 +372,18 @@ def test_score_by_hand():
     at_reference = of_policy(items, hidden, head, ref=hidden, with_reference=True)
     same(at_reference[0], plain[0])
     same(at_reference[1], plain[1])
+
+
+def test_score_without_bonus_and_penalty_is_grpo():
+    """alpha = beta = 0: GRPO on two prompts, with the lower clip that never acts; bit by bit."""
+    plain = Namespace(bonus=0.0, credit="turn")
+    pairs = [(1, 0), (0, 0), (1, 1), (0, 1)]
+    assert [score.rewards(*pair, 2, plain) for pair in pairs] == pairs
+    items = grpo_items()
+    hidden, head, noise = tensors((13, D), (V, D), (13, D))
+    found = of_policy(items, hidden, head, ref=hidden + noise, with_reference=True, high=0.2)
+    expected = of_policy(items, hidden, head)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
 def test_rewards_of_the_stages():
@@ -407,6 +443,24 @@ def test_the_gate_at_no_difference_is_a_half():
     ('{"summary": "s", "skill": ["x"]}', None), ("no JSON", None), ("[1]", None), ('{"summary": "s", "skill": ""}', None)])
 def test_skills_are_read(text, skill):
     assert seed.skill_of(text) == skill
+
+
+@pytest.mark.parametrize("text,skill", [('{"summary": "s", "skill": "' + 'a' * 600 + '"}', "a" * 500), ("torn", None)])
+def test_a_long_skill_is_cut(text, skill):
+    """At 500 tokens; the analysis is one request at temperature 0, without the adapter where there is none."""
+    asked = []
+
+    class Student(scripted_student.ScriptedStudent):
+        async def sample(self, ids, **options):
+            asked.append(options)
+            return Sample(self.tokenizer.encode(text), text, [], "stop", len(ids))
+
+    record = {"problem": "a", "step": 1, "response": "y", "reward": 0, "feedback": "f"}
+    run = Namespace(engine=Student(), settings=Namespace(family="qwen3"), args=Namespace(seed=1))
+    item = online.Item([], Sample([], "y", [], "stop", 0), record)
+    asyncio.run(seed.analysed(run, Problem("a", "math500", "X?", "math", answer="4"), item, None))
+    assert record["analysis"] == text and record["skill"] == skill
+    assert asked[0] == {"seed": asked[0]["seed"], "max_tokens": 2048, "temperature": 0.0, "top_p": 1.0, "adapter": None}
 
 
 def test_the_collected_updates_of_the_paper():
@@ -478,9 +532,8 @@ def arm_probabilities(policy, prompt):
     return (logits[0, ARMS] / policy.temperature).softmax(-1)
 
 
-def pull(policy, prompt, generator):
-    """An answer of one token -> Sample; mu is the share among the arms."""
-    p = arm_probabilities(policy, prompt)
+def pull(p, prompt, generator):
+    """An answer of one token -> Sample; p: the arms' probabilities, mu."""
     arm = int(torch.multinomial(p, 1, generator=generator))
     return Sample([ARMS[arm]], str(arm), [float(p[arm].log())], "stop", len(prompt))
 
@@ -500,9 +553,9 @@ def test_grpo_solves_a_bandit(toy):
     policy = toy_policy(toy)
 
     def batch(generator):
-        items = []
+        items, p = [], arm_probabilities(policy, PROMPT)
         for _ in range(4):
-            group = [pull(policy, PROMPT, generator) for _ in range(4)]
+            group = [pull(p, PROMPT, generator) for _ in range(4)]
             values = online.advantages([int(y.text) for y in group])
             items += [online.Item(PROMPT, y, {}, a) for y, a in zip(group, values)]
         return items
@@ -519,12 +572,13 @@ def second_prompt(arm):
 def score_batch(policy, generator, stage):
     """Four groups of four trajectories; right is the second arm."""
     options, items = Namespace(bonus=10.0, credit="turn"), []
+    p, *second = (arm_probabilities(policy, x) for x in (PROMPT, second_prompt(0), second_prompt(1)))
     for _ in range(4):
         pairs = []
         for _ in range(4):
-            y1 = pull(policy, PROMPT, generator)
+            y1 = pull(p, PROMPT, generator)
             x2 = second_prompt(int(y1.text))
-            pairs.append((y1, x2, pull(policy, x2, generator)))
+            pairs.append((y1, x2, pull(second[int(y1.text)], x2, generator)))
         paid = [score.rewards(int(y1.text), int(y2.text), stage, options) for y1, _, y2 in pairs]
         for turn in (0, 1):
             beta = 0.01 + (0.25 if (stage, turn) == (1, 0) else 0)
@@ -559,7 +613,8 @@ def test_sdpo_solves_a_bandit_whose_teacher_names_the_arm(toy):
     run = Namespace(trainer=Namespace(policy=policy), teacher=start, options=Namespace(alpha=1.0))
 
     def batch(generator):
-        return [online.Item(PROMPT, pull(policy, PROMPT, generator), {}, c=PROMPT) for _ in range(8)]
+        p = arm_probabilities(policy, PROMPT)
+        return [online.Item(PROMPT, pull(p, PROMPT, generator), {}, c=PROMPT) for _ in range(8)]
 
     found = gradient(policy, batch(torch.Generator().manual_seed(1)), lambda rows: sdpo.loss(run, rows), 10**6)
     assert max(g.abs().max() for g in found.values()) < 1e-6       # teacher and student are the same
@@ -621,14 +676,25 @@ def test_any_cut_into_micro_batches(toy, name):
     close(found[1], found[2])
 
 
-def test_two_ranks_are_one(toy, tmp_path):
+def test_two_ranks_are_one(scripted, undisturbed, toy, tmp_path, monkeypatch):
     """One rank has a single answer, so it makes empty passes."""
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        crash_at(patch, policies, "save_checkpoint", 2, False)
+        sdpo.main(flags(toy, tmp_path / "run"))
     result = torchrun(2, os.path.abspath(__file__), toy, tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     for name, method in methods().items():
         policy = toy_policy(toy)
         expected = gradient(policy, toy_answers(), lambda rows: method(policy, rows), 10**9)
         close(torch.load(tmp_path / f"{name}.pt"), expected)
+    # A run that one rank began; and one with a group an update, which leaves rank 1 without any.
+    monkeypatch.setattr(seed, "skill_of", lambda text: text.strip() or None)
+    seed.main(flags(toy, tmp_path / "seed_1", "--batch", "1"))
+    for name, one, two in (("sdpo", undisturbed("sdpo"), tmp_path / "run"), ("seed", tmp_path / "seed_1", tmp_path / "seed_2")):
+        assert untimed(two / "rollouts.jsonl") == untimed(one / "rollouts.jsonl")
+        for line, other in zip(untimed(two / f"{name}.jsonl"), untimed(one / f"{name}.jsonl"), strict=True):
+            assert line == {key: pytest.approx(value, rel=1e-3) for key, value in other.items()}
+        assert json.loads((two / "explore.json").read_text())["result"]["gpus"] == 2
 
 
 def rank_main():
@@ -642,6 +708,10 @@ def rank_main():
         found = gradient(policy, mine, lambda rows: method(policy, rows), 60)
         if rank == 0:
             torch.save(found, os.path.join(out, f"{name}.pt"))
+    engines.start, verifiers.grade = scripted_student.start, by_length
+    seed.skill_of = lambda text: text.strip() or None
+    sdpo.main(flags(model, os.path.join(out, "run")))
+    seed.main(flags(model, os.path.join(out, "seed_2"), "--batch", "1"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -649,18 +719,21 @@ def rank_main():
 
 
 def flags(model, out, *more):
-    return ["--bench", "arithmetic", "--split", "train", "--limit", "5", "--calls", "6", "--group", "4", "--batch", "3",
+    return ["--bench", "arithmetic", "--split", "train", "--limit", "3", "--calls", "6", "--group", "4", "--batch", "2",
             "--model", str(model), "--max-tokens", "20", "--lr", "1e-2", "--micro-tokens", "900", "--out", str(out), *more]
 
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """The scripted student, graded by its text alone: half of the answers are right."""
-    async def grade(problem, response, *args, **kwargs):
-        reward = len(response) % 2
-        return verifiers.Verdict(reward, reward, "", None), None
+    """The scripted student, graded by its text alone."""
     monkeypatch.setattr(engines, "start", scripted_student.start)
-    monkeypatch.setattr(verifiers, "grade", grade)
+    monkeypatch.setattr(verifiers, "grade", by_length)
+
+
+async def by_length(problem, response, *args, **kwargs):
+    """Half of the answers are right."""
+    reward = len(response) % 2
+    return verifiers.Verdict(reward, reward, "", None), None
 
 
 TIMES = ("elapsed_seconds", "step_seconds", "sample_seconds", "train_seconds", "verify_seconds", "private_seconds")
@@ -684,7 +757,7 @@ def flat(value):
         return {key: flat(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [flat(item) for item in value]
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
 
 
 class Crash(BaseException):
@@ -693,12 +766,12 @@ class Crash(BaseException):
 
 def crash_points(name):
     """(owner, attribute, call at which it crashes, whether it is done first), one stop each; the loop is one for all."""
-    own = {"sdpo": [(sdpo, "keep", 3, True)], "seed": [(checkpoints, "save_checkpoint", 2, False)],
-           "score": [(online, "write_lines", 3, False)]}
+    own = {"sdpo": [(sdpo, "follow", 2, True)], "seed": [(policies, "save_checkpoint", 2, False)],
+           "score": [(policies.Trainer, "write_lines", 3, False)]}
     return own[name] if name in own else [
-            (online, "step", 2, False), (online, "write_lines", 2, False), (journal, "append", 4, False),
-            (journal, "append", 4, True), (checkpoints, "save_checkpoint", 2, False), (checkpoints, "update_latest", 2, False),
-            (checkpoints, "save_checkpoint", 2, True)]  # grpo
+            (online, "step", 2, False), (policies.Trainer, "write_lines", 2, False), (journal, "append", 4, False),
+            (journal, "append", 4, True), (policies, "save_checkpoint", 2, False), (checkpoints, "update_latest", 2, False),
+            (policies, "save_checkpoint", 2, True)]  # grpo
 
 
 def crash_at(monkeypatch, owner, attribute, number, after):
@@ -747,12 +820,12 @@ def test_a_run_survives_every_stop(scripted, undisturbed, toy, tmp_path, monkeyp
 def test_the_answers_of_a_run(scripted, undisturbed, name):
     """K * problems answers, the batch cut at ceil(K * problems / group) groups, read as LEAF's."""
     records = read_jsonl(str(undisturbed(name) / "rollouts.jsonl"))
-    assert len(records) == 4 * math.ceil(6 * 5 / 4) == 32 and {r["method"] for r in records} == {name}
+    assert len(records) == 4 * math.ceil(6 * 3 / 4) == 20 and {r["method"] for r in records} == {name}
     steps = {}
     for record in records:
         steps.setdefault(record["problem"], []).append(record["step"])
-    assert sorted(map(len, steps.values())) == [4, 4, 8, 8, 8] and all(s == sorted(s) for s in steps.values())
-    assert [r["updates"] for r in records] == [0] * 12 + [1] * 12 + [2] * 8
+    assert sorted(map(len, steps.values())) == [4, 8, 8] and all(s == sorted(s) for s in steps.values())
+    assert [r["updates"] for r in records] == [0] * 8 + [1] * 8 + [2] * 4
     run = curves.read_run(str(undisturbed(name) / "rollouts.jsonl"))
     assert run.curves["calls"] == [1, 2, 3, 4] and str(run.method).lower() == name
     trained = sum(r["trained_tokens"] for r in records if r["step"] <= 4)
@@ -781,6 +854,106 @@ def test_the_cap_ends_a_run_between_updates(scripted, toy, tmp_path):
     assert checkpoints.newest_step(str(tmp_path / "out" / "adapter")) == 3
 
 
+def test_a_group_has_whole_trajectories(toy, tmp_path):
+    with pytest.raises(BadInput, match="--group 3 would cut a trajectory of 2 answers"):
+        score.main(flags(toy, tmp_path / "out", "--group", "3"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bench_of_one_problem(scripted, toy, tmp_path):
+    """Its groups are of several epochs of one; K is no multiple of the group's size."""
+    grpo.main(flags(toy, tmp_path / "out", "--limit", "1"))
+    assert [r["step"] for r in read_jsonl(str(tmp_path / "out" / "rollouts.jsonl"))] == [*range(1, 9)]
+    assert len(read_jsonl(str(tmp_path / "out" / "grpo.jsonl"))) == 1
+
+
+def test_an_update_without_teachers_is_skipped(scripted, toy, tmp_path, monkeypatch):
+    """No success and no feedback: the update counts, the adapter stays, and nothing is trained."""
+    async def wrong(*args, **kwargs):
+        return verifiers.Verdict(0, 0, "", None), None
+    monkeypatch.setattr(verifiers, "grade", wrong)
+    sdpo.main(flags(toy, tmp_path / "out", "--calls", "2"))
+    lines = read_jsonl(str(tmp_path / "out" / "sdpo.jsonl"))
+    assert [(line["tokens"], line["trained_tokens"], line["paper_forward_tokens"]) for line in lines] == [(0, 0, 0)]
+    weights = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    assert all(not weight.any() for name, weight in weights.items() if "lora_B" in name)
+    assert checkpoints.newest_step(str(tmp_path / "out" / "adapter")) == 1
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_a_folder_of_something_else_is_left_alone(scripted, explored, toy, tmp_path, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{name}.jsonl").write_text("mine\n")
+    with pytest.raises(BadInput, match=f"--out leads to .*{name}.jsonl, and without its"):
+        {"grpo": lambda: grpo.main(flags(toy, out)), "sft": lambda: sft.main(sft_flags(explored, out))}[name]()
+    assert (out / f"{name}.jsonl").read_text() == "mine\n"
+
+
+def test_evaluate_reads_the_runs(scripted, undisturbed, tmp_path, capsys):
+    """Tables, a plot and a page, as LEAF's; a last line that a crash tore off is left out."""
+    torn = tmp_path / "torn"
+    shutil.copytree(undisturbed("grpo"), torn)
+    with open(torn / "rollouts.jsonl", "a") as file:
+        file.write('{"problem": "arith')
+    paths = [str(folder / "rollouts.jsonl") for folder in (torn, undisturbed("sdpo"))]
+    plot, page = str(tmp_path / "a.png"), str(tmp_path / "a.html")
+    evaluate.main(["--rollouts", paths[0], "--versus", paths[1], "--plot", plot, "--html", page])
+    output = capsys.readouterr()
+    assert "| GRPO |" in output.out and "| SDPO |" in output.out and "is damaged and left out" in output.err
+    assert os.path.getsize(plot) > 0 and os.path.getsize(page) > 0
+
+
+def test_what_a_run_cost(scripted, undisturbed, capsys):
+    """Table 19's columns: all answers, also those beyond the last step that all problems have; nothing twice."""
+    folder = undisturbed("score")
+    evaluate.main(["--update", str(folder)])
+    here, papers = [row.split(" | ") for row in capsys.readouterr().out.splitlines() if "| score" in row]
+    records = read_jsonl(str(folder / "rollouts.jsonl"))
+    length = sum(r["prompt_tokens"] + r["completion_tokens"] for r in records)
+    # Every answer is read once more by the reference, and by the paper's old policy, and is trained on.
+    assert [row[3:5] for row in (here, papers)] == [[f"{2 * length:,}", f"{length:,}"], [f"{3 * length:,}", f"{length:,}"]]
+    with pytest.raises(BadInput, match="leave it out"):
+        evaluate.main(["--update", str(folder), "--internalization"])
+
+
+def test_what_sft_cost(scripted, undisturbed, tmp_path, capsys):
+    """Exploration, rewriting and training; N = 1000."""
+    settings = {"cplus": str(undisturbed("grpo") / "cplus.jsonl")}
+    result = {"gpus": 2, "seconds": {"rewriting": 3600.0}}
+    (tmp_path / "sft.json").write_text(json.dumps({"settings": settings, "result": result}))
+    (tmp_path / "rewrites.jsonl").write_text('{"prompt_tokens": 1000000000000, "completion_tokens": 500000000000}\n')
+    (tmp_path / "sft.jsonl").write_text('{"trained_tokens": 2000000000000, "train_seconds": 900}\n')
+    evaluate.main(["--update", str(tmp_path)])
+    rows = [row.split(" | ")[2:] for row in capsys.readouterr().out.splitlines() if row.startswith("| toy")]
+    assert [row[0] for row in rows] == ["exploration", "rewriting", "sft"]
+    assert rows[1][1:] == ["1,500,000,000,000", "0", "3.00", "2.00 |"]
+    assert rows[2][1:] == ["0", "2,000,000,000,000", "12.00", "0.50 |"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft"])
+def test_an_adapter_says_its_method(name, tmp_path):
+    """And how its run sampled: what evaluate.py --bench takes where the flags are silent."""
+    kept = {"model": "m", "temperature": 0.5}
+    (tmp_path / "adapter" / "step_2").mkdir(parents=True)
+    own = {"grpo": ("explore.json", {"method": "grpo"}), "sft": ("sft.json", {"rewrite": 5})}[name]
+    (tmp_path / own[0]).write_text(json.dumps({"settings": kept | own[1]}))
+    for adapter in ("adapter", "adapter/step_2"):
+        assert engines.adapter_run(str(tmp_path / adapter)) == kept | own[1]
+        assert tests.policy(str(tmp_path / adapter)) == name
+    (tmp_path / "distill.json").write_text(json.dumps({"settings": kept}))
+    assert tests.policy(str(tmp_path / "adapter")) == "adapter" and tests.policy(None) == "base model"
+
+
+def test_leaf_against_a_baseline_that_ended_earlier(scripted, undisturbed, toy, tmp_path, capsys):
+    """LEAF has six calls of each problem, GRPO's last update left four: both are compared there."""
+    explore.main(["--bench", "arithmetic", "--split", "train", "--limit", "3", "--calls", "6", "--model", toy, "--max-tokens",
+                  "20", "--out", str(tmp_path)])
+    evaluate.main(["--rollouts", str(tmp_path / "rollouts.jsonl"), "--versus", str(undisturbed("grpo") / "rollouts.jsonl")])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [row[3] for row in rows if "LEAF" in row[2:3]][0] == "6" and [row[3] for row in rows if "GRPO" in row[2:3]][0] == "4"
+
+
 @pytest.mark.parametrize("problems,calls,updates", [
     (500, 24, 47), (131, 24, 13), (378, 24, 36), (400, 24, 38), (478, 20, 38), (500, 20, 40), (400, 20, 32)])
 def test_the_updates_of_the_paper(problems, calls, updates):
@@ -788,12 +961,12 @@ def test_the_updates_of_the_paper(problems, calls, updates):
 
 
 def test_seeds_collection_ends_with_its_sft(scripted, toy, tmp_path, monkeypatch):
-    """Two of ten batches teach nothing but the skills; a crash within the SFT repeats it."""
+    """Two of eleven batches teach nothing but the skills; a crash within the SFT repeats it."""
     monkeypatch.setattr(seed, "skill_of", lambda text: text.strip() or None)
-    more = "--calls", "8", "--batch", "1"
+    more = "--calls", "7", "--group", "2", "--batch", "1"
     seed.main(flags(toy, tmp_path / "whole", *more))
     lines = untimed(tmp_path / "whole" / "seed.jsonl")
-    assert [line["tokens"] == 0 for line in lines] == [True] * 2 + [False] * 8
+    assert [line["tokens"] == 0 for line in lines] == [True] * 2 + [False] * 9
     assert lines[1]["analyses"] > 0 and lines[0]["trained_tokens"] == 0 < lines[1]["trained_tokens"]
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crash_at(patch, sft, "loss", 2, False)
@@ -850,6 +1023,16 @@ def test_rewriting_stops_when_it_is_right_and_survives_a_crash(scripted, explore
     assert untimed(out / "sft.jsonl") == untimed(tmp_path / "whole" / "sft.jsonl") and len(untimed(out / "sft.jsonl")) == 3
     weights = [(folder / "adapter" / "adapter_model.safetensors").read_bytes() for folder in (out, tmp_path / "whole")]
     assert weights[0] == weights[1]
+    result = json.loads((out / "sft.json").read_text())["result"]
+    kept = sum(found[-1]["correct"] == 1 and not found[-1]["truncated"] for found in rounds.values())
+    assert (result["method"], result["pairs"], result["kept"], result["gpus"]) == ("sft", 6, kept, 1)
+    assert set(result["seconds"]) == {"startup", "rewriting", "update", "saving"}
+
+
+def test_the_examples_of_the_paper(explored):
+    """2,560 in 20 steps, at most five rounds."""
+    args, pairs = sft.parse(["--cplus", explored])
+    assert args.steps * args.batch == 2560 and (args.steps, args.lr, args.rewrite) == (20, 1e-5, 5) and len(pairs) == 6
 
 
 def test_nothing_right_is_said(scripted, explored, tmp_path, monkeypatch):

@@ -484,3 +484,28 @@ def test_the_whole_path(model, tmp_path):
     assert [s["step"] for s in steps] == [1, 2, 3] and all(abs(s["mean_w"] - 1) < ROUNDING and s["grad_norm"] > 0 for s in steps)
     records = [json.loads(line) for line in (other / "rollouts.jsonl").read_text().splitlines()]
     assert [(r["step"], r["updates"]) for r in records] == [(1, 0)] * 2 + [(2, 1)] * 2 + [(3, 2)] * 2
+
+
+@marked
+def test_a_baseline_samples_with_its_newest_adapter(model, tmp_path):
+    """Two updates of GRPO: w is 1, so what vLLM samples with is what the trainer holds, also after the first."""
+    bench, script = tmp_path / "sums.jsonl", tmp_path / "run.py"
+    bench.write_text("".join(json.dumps({"id": f"sum{i}", "problem": f"{i} + {i} = ?", "verifier": "math", "answer": "0"}) + "\n"
+                             for i in range(2)))
+    script.write_text(f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}]
+import verifiers
+from baselines import grpo
+async def grade(problem, text, *_, **__):  # to a random model no answer is right: let half of them be
+    return verifiers.Verdict(len(text) % 2, len(text) % 2, "", None), None
+if __name__ == "__main__":
+    verifiers.grade = grade
+    grpo.main(sys.argv[1:])
+""")
+    run = command(script, "--bench", bench, "--model", model, "--engine", "vllm", "--calls", 6, "--group", 6, "--batch", 1,
+                  "--max-tokens", 24, "--lr", "1e-2", "--out", tmp_path / "out")
+    text, _ = run.communicate(timeout=1200)
+    assert run.returncode == 0, text
+    updates = [json.loads(line) for line in (tmp_path / "out" / "grpo.jsonl").read_text().splitlines()]
+    assert [u["step"] for u in updates] == [1, 2] and all(abs(u["mean_w"] - 1) < ROUNDING and u["grad_norm"] > 0 for u in updates)
