@@ -135,6 +135,7 @@ def run_curves(path, attempts, last, settings, result):
               "pass": measures.pass_curve(attempts, last),
               "accuracy": measures.per_answer_curve(attempts, last, "correct"),
               "length": measures.per_answer_curve(attempts, last, "completion_tokens"),
+              "faults": measures.fault_curve(attempts, last),
               **measures.token_curves(attempts, last)}
     every, journal = settings.get("update_every"), os.path.join(os.path.dirname(path), "updates", "distill.jsonl")
     updates = read_jsonl(journal, torn_ok=True) if every and os.path.exists(journal) else []

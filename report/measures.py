@@ -83,6 +83,15 @@ def total_curve(attempts, last, *fields):
     return list(accumulate(totals))
 
 
+def fault_curve(attempts, last):
+    """Answers up to step k that the verifier failed on, or whose judgment is unreadable, k = 1..last."""
+    faults = []
+    for k in range(1, last + 1):
+        records = [steps[k] for steps in attempts.values()]
+        faults.append(sum(bool(r.get("fault") or r.get("judge_unreadable")) for r in records))
+    return list(accumulate(faults))
+
+
 def per_answer_curve(attempts, last, field):
     """Mean of a field over all answers graded up to step k, k = 1..last.
 

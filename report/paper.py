@@ -26,7 +26,6 @@ from report.method import LEAF, RANDOM, parsed
 
 QWEN, OLMO = "Qwen3-8B", "Olmo-3-7B-Instruct"
 BENCHES = "math500", "lcb", "mbpp", "sciknoweval"
-TRAIN = "lcb (train)", "math500 (train)", "sciknoweval (train)"
 OF_METHODS = "exploration", "paired", "pooled", "correction"  # tables whose third and fourth keys are methods
 
 

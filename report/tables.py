@@ -64,7 +64,8 @@ def with_paper(table, numbers):
         rows.append(row)
         key = tuple(row[:size])
         if key in numbers:
-            rows.append([f"{key[0]} (paper)", *key[1:], *numbers[key]])
+            cells = [f"{key[0]} (paper)", *key[1:], *numbers[key]]
+            rows.append(cells + [None] * (len(row) - len(cells)))  # the paper counts no verifier faults
     return dataclasses.replace(table, rows=rows)
 
 
@@ -72,7 +73,8 @@ def with_paper(table, numbers):
 # The tables of one method
 
 
-UNITS = {"accuracy": 100, "pass": 100, "all": 1e-6, "petaflops": 1, "hours": 1, "length": 1}  # of result_table
+UNITS = {"accuracy": 100, "pass": 100, "all": 1e-6, "petaflops": 1, "hours": 1, "length": 1,
+         "faults": 1}  # of result_table
 
 
 def at_end(curves):
@@ -95,7 +97,8 @@ def result_table(groups):
     if len(groups[0].runs) > 1:
         title += " (all: rates averaged, costs added up over benches, both averaged over models)"
     return Table(title, ["model", "bench", "method", "steps", "mean accuracy (%)", "pass@k (%)",
-                         "tokens processed (M)", "PFLOPs", "GPU hours", "tokens per answer"], rows)
+                         "tokens processed (M)", "PFLOPs", "GPU hours", "tokens per answer",
+                         "verifier faults"], rows)
 
 
 def curve_table(group):
