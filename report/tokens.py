@@ -38,7 +38,8 @@ def write_page(path, out, problem=None, limit=None, tau=None):
     if tau is not None:
         run["settings"]["tau"] = tau
     names = {field.name for field in fields(engines.Settings)} & run["settings"].keys()
-    settings = engines.Settings(**{name: run["settings"][name] for name in names})
+    # A run does not keep the engine's share of the GPU, and here none samples.
+    settings = engines.Settings(**{"gpu_memory": None} | {name: run["settings"][name] for name in names})
     engine = Engine(settings)
     responses = read_responses(out, run, engine.tokenizer, problem)[:limit]
     items = [new_item(response) for response in responses]

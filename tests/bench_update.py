@@ -1,9 +1,9 @@
-"""One update: floating-point operations and seconds, ours against the paper's accounting (App. B.4, E.5), in one run.
+"""One update: operations and seconds, ours against one with a behaviour pass and all layers recomputed, in one run.
 
     python tests/bench_update.py [MODEL] [--threads 2] [--responses 8]
 
 Ours: teacher forward, student forward and backward (--grad-checkpoint-every 0); the importance weights come out of the
-student's own pass. The paper's: a behaviour pass over the student's rows besides, and every layer recomputed in the
+student's own pass. The other: a behaviour pass over the student's rows besides, and every layer recomputed in the
 backward pass (gradient checkpointing). Both get the same rows, packed without padding, the same chunked loss and a head
 that sees response positions only: what differs are those two passes alone. A context is a prompt, an answer of the
 response's length and a feedback turn. Operations are torch's own count (matrix products and attention);
