@@ -3,7 +3,6 @@
 Under torchrun it is sharded over the ranks (FSDP2). The method itself is in distill.py.
 """
 import contextlib
-import importlib.util
 import math
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import TextIO
 
 import engines  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 from common import journal, progress
+from common.attention import WITHOUT_MASK, attention_kernel, ends_of
 from common.checkpoints import (
     damaged, load_checkpoint, save_checkpoint, update_latest, whole)
 from common.errors import BadInput, ContextTooLong
@@ -63,11 +63,14 @@ class Policy:
         for end, length in zip(ends, lengths):
             predicting += range(end - length - 1, end - 1)
         # The adapter is float32, whatever the model is.
+        packing = {}
+        if self.decoder.config._attn_implementation in WITHOUT_MASK:
+            packing = ends_of([len(sequence) for sequence in sequences], device)
         with torch.autocast(device.type, torch.bfloat16, enabled=is_bfloat16):
             output = self.decoder(
                 input_ids=torch.tensor([ids], device=device),                            # [1, all]
                 position_ids=torch.tensor([positions], device=device),                   # [1, all]
-                attention_mask=None, use_cache=False)
+                attention_mask=None, use_cache=False, **packing)
         predicting = torch.tensor(predicting, dtype=torch.long, device=device)           # [T]
         return output.last_hidden_state[0, predicting]                                   # [T, d]
 
@@ -100,6 +103,7 @@ def load_policy(settings, adapter, seed, recompute_every, device):
             model = with_new_adapter(base)
     model.train()
     without_dropout(model)
+    without_casts(model)
     if recompute_every:
         model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False}, every_n_layers=recompute_every)
@@ -129,12 +133,11 @@ def without_dropout(model):
                 setattr(module, name, 0.0)
 
 
-def attention_kernel(dtype, device):
-    """transformers' name of the attention: flash-attn where it is there and can compute."""
-    has_flash = importlib.util.find_spec("flash_attn") is not None
-    if has_flash and device.type == "cuda" and dtype == torch.bfloat16:
-        return "flash_attention_2"
-    return "sdpa"
+def without_casts(model):
+    """Leave the inputs of LoRA layers in their dtype, as autocast casts them: less is kept."""
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            module.cast_input_dtype_enabled = False
 
 
 def with_new_adapter(base):
@@ -150,7 +153,9 @@ def shard(policy, dtype):
     So does an embedding that is tied to it.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    # The inputs stay as they are: Olmo's rotary tables are float32.
+    precision = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for part in [*policy.decoder.layers, policy.decoder]:
         fully_shard(part, mp_policy=precision, ignored_params={policy.head})
 

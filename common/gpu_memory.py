@@ -49,9 +49,9 @@ def layer_activations(config, lora_rank):
     hidden, (q, kv) = config.hidden_size, attention_widths(config)
     if config.model_type == "olmo3":
         # It normalizes after each block, and over all heads at once.
-        ends = 14 * hidden + 14 * q
+        ends = 8 * hidden + 14 * q
     else:
-        ends = 18 * hidden + 10 * q
+        ends = 12 * hidden + 10 * q
     return ends + 8 * kv + 8 * config.intermediate_size + 14 * lora_rank
 
 

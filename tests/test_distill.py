@@ -306,13 +306,13 @@ def test_budget_of_the_papers_models():
     qwen = Qwen3Config(**QWEN3_8B)
     olmo = Olmo3Config(vocab_size=100278, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
                        num_attention_heads=32, num_key_value_heads=32, tie_word_embeddings=False)
-    for config, weights, per_token in ((qwen, 8.19e9, 222e3 * 36), (olmo, 7.30e9, 237e3 * 32)):
+    for config, weights, per_token in ((qwen, 8.19e9, 197.4e3 * 36), (olmo, 7.30e9, 212.4e3 * 32)):
         parts = memory_budget(config, 16384, 8192, 0)
         assert parts["weights"] == pytest.approx(2 * weights, rel=0.01)
         whole, half = (memory_budget(config, 0, tokens, 0)["activations"] for tokens in (2, 1))
         assert whole - half == pytest.approx(per_token, rel=0.01)
     assert memory_budget(qwen, 0, 1, 1)["activations"] == 36 * 4096 * 2
-    assert memory_budget(qwen, 0, 1, 2)["activations"] * 2 == pytest.approx(36 * (222e3 + 8192), rel=0.01)
+    assert memory_budget(qwen, 0, 1, 2)["activations"] * 2 == pytest.approx(36 * (197.4e3 + 8192), rel=0.01)
     assert memory_budget(qwen, 0, 0, 1)["adapter"] == 18 * 174_587_904
     two = memory_budget(qwen, 0, 0, 1, world=2)
     assert two["weights"] == pytest.approx(8.19e9 + 151936 * 4096, rel=1e-3) and two["adapter"] == 9 * 174_587_904
@@ -759,17 +759,20 @@ def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
     The same run goes on 2 ranks, on 3 and on one process: the adapter of one process, and each step and sample once.
     """
     expected = {}
-    for architecture in ("qwen3", "olmo3"):
+    for architecture, dtype in (("qwen3", "float32"), ("olmo3", "bfloat16"), ("olmo3", "float32")):
         folder = make_model(tmp_path / architecture, architecture=architecture)
-        expected[architecture], metrics = gradients(toy_policy(folder), toy_items(), 10**9)
+        budget = 10**9 if dtype == "float32" else 1
+        expected[architecture, dtype], metrics = gradients(toy_policy(folder, dtype=dtype), toy_items(), budget)
     out = tmp_path / "out"
     for number, steps, shares in ((2, 2, "01234,5"), (3, 4, ",025,134")):
         result = torchrun(number, "tests/scripted_student.py", "gradients", tmp_path, shares, *flags(cplus, out, steps))
         assert result.returncode == 0, result.stderr[-3000:]
-        for architecture in expected:
-            for every in (0, 2):
-                found, numbers = torch.load(tmp_path / f"{architecture}_{every}_{number}.pt")
-                assert_same(found, expected[architecture])
+        for architecture, every, dtype in scripted_student.RANKED:
+            found, numbers = torch.load(tmp_path / f"{architecture}_{every}_{dtype}_{number}.pt")
+            # In bfloat16 too, if 2 ranks share it: 3 times a number rounds otherwise. Rounded rotary tables would show.
+            if dtype == "float32" or number == 2:
+                assert_same(found, expected[architecture, dtype])
+        found, numbers = torch.load(tmp_path / f"olmo3_2_float32_{number}.pt")
         assert numbers["response_tokens"] == 34 and numbers["loss"] == pytest.approx(metrics["loss"], rel=ROUNDING)
         assert numbers["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=ROUNDING)
     distill.main(flags(cplus, out, 5))

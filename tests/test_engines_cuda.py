@@ -204,10 +204,6 @@ def test_async_scheduling(toy_model, fake_vllm, tmp_path, flags, value):
     started(toy_model, tmp_path, async_scheduling=settings.async_scheduling)
     assert fake_vllm.engine["async_scheduling"] is value
     assert "async_scheduling" not in settings.kept()
-    options = parsed("--model", toy_model, *flags, "--server", "http://a")
-    args = types.SimpleNamespace(method="grpo", calls=1, gpu_hours=1)
-    kept = online.kept_settings(options, args, settings)
-    assert not {"no_async_scheduling", "async_scheduling", "server", "servers", "patience"} & set(kept)
 
 
 def test_an_engine_that_dies_names_what_can_be_turned_off(toy_model, fake_vllm, monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ FLOORS = [
     "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
     "report.measures report.paper",
     "engines.check",
-    "common.rollouts common.checkpoints sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
+    "common.attention common.rollouts common.checkpoints sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
     "engines.servers report.curves",
     "sandbox.run benches.tiny_model engines.served report.tables report.plots report.dialogue report.page",
     "engines sandbox.asserts sandbox.pairs benches.mbpp",
@@ -40,7 +40,7 @@ EMPTY = {"sandbox", "common", "baselines"}  # whose __init__.py costs nothing to
 # What one run in two does without, or --help and a mistyped flag: all else is imported at the top of its file.
 LAZY = {"torch", "transformers", "huggingface_hub", "vllm", "peft", "safetensors", "matplotlib", "flash_attn", "math_verify",
         "latex2sympy2_extended", "sympy", "numpy", "pyarrow", "tokenizers"}
-LATE = {"engines.hf", "engines.vllm", "engines.served", "benches.tiny_model", "common.ranks", "common.checkpoints", "policy", "distill", "loss"}  # own modules that load one of those
+LATE = {"engines.hf", "engines.vllm", "engines.served", "benches.tiny_model", "common.ranks", "common.checkpoints", "common.attention", "policy", "distill", "loss"}  # own modules that load one of those
 TOP = sorted(path.name for path in ROOT.glob("*.py"))
 FILES = [path for path in ROOT.glob("**/*.py") if path.relative_to(ROOT).parts[0] in EMPTY | {"benches", "engines", "report"}
          or path.parent == ROOT]
