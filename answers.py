@@ -123,7 +123,8 @@ def block_at(lines, first, opening, knows_python):
     fences.
     """
     fence, quote = opening[1], None
-    for number, line in enumerate(lines[first:], first):
+    for number in range(first, len(lines)):
+        line = lines[number]
         in_string = quote is not None or number > first and lines[number - 1].endswith("\\")
         if knows_python:
             quote = open_quote(line, quote)

@@ -142,10 +142,11 @@ def as_run(flags, run, path):
 
 def model_near(model, path):
     """A model's Hub id, or its folder, which a run named from the folder that it was started in."""
-    if not os.path.isdir(model):
-        for folder in pathlib.Path(path).resolve().parents:
-            if (folder / model).is_dir():
-                return str(folder / model)
+    for folder in pathlib.Path(path).resolve().parents:
+        near = folder / model
+        if near.is_dir():
+            # Another one of that name may be in the folder where we are: the run's counts.
+            return model if os.path.isdir(model) and os.path.samefile(model, near) else str(near)
     return model
 
 

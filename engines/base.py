@@ -82,7 +82,11 @@ class Engine:
     @functools.cached_property
     def marks(self):
         """The tokens that a text may not become: the special ones, and those that the template writes."""
-        written = self.tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+        written = str(self.tokenizer.chat_template)
+        turns = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "user")]
+        for dialogue in (turns, turns[1:]):
+            with contextlib.suppress(Exception):  # of a template that takes no system turn
+                written += self.tokenizer.apply_chat_template(dialogue, tokenize=False)
         added = self.tokenizer.added_tokens_decoder.values()
         return sorted({str(token) for token in added if token.special or str(token) in written})
 

@@ -138,7 +138,8 @@ class Opaque:
 
 
 def decode(data, own=None):
-    """The value of what `encode` gave; anything else raises ValueError, TypeError, LookupError or ArithmeticError.
+    """The value of what `encode` gave; anything else raises ValueError, TypeError, LookupError, ArithmeticError or
+    AttributeError.
 
     own: gives an object of the program by its expression, in the process of the program.
     """
@@ -159,11 +160,22 @@ def decode(data, own=None):
         keys = decode([key for key, _ in body], own)
         items = decode([item for _, item in body], own)
         return dict(zip(distinct(keys), items))
-    return decode_object(kind, decode(body, own))
+    if kind == "flag":
+        return Flag(bool(body))
+    return decode_object(kind, decode(as_list(body), own))
+
+
+def as_list(body):
+    """`body`; ValueError unless it is a list: a forged range would be as long as its program likes."""
+    if not isinstance(body, (list, tuple)):
+        raise ValueError("no list")
+    return body
 
 
 def decode_object(kind, body):
     """The second half of `decode`. body: the decoded list of what the object is made of."""
+    if kind in MODULES and any(isinstance(part, range) for part in body):
+        raise ValueError("a range in an object of a library")
     if kind == "Fraction":
         return __import__("fractions").Fraction(*map(int, body[0].split("/")))  # not "1e999999999", which takes forever
     if kind == "Counter" and not isinstance(body[0], dict):  # whose keys have been counted by `distinct`
@@ -178,9 +190,8 @@ def decode_object(kind, body):
     if kind == "frozenset":
         return frozenset(distinct(body))
     if kind == "named":
-        return Named(*body)
-    if kind == "flag":
-        return Flag(bool(body))
+        name, fields, items = body
+        return Named(name, as_list(fields), as_list(items))
     if kind == "range":
         return range(*body)
     if kind == "view":
@@ -195,8 +206,8 @@ def decode_object(kind, body):
 def view_of(number, items):
     """The view of a dict; see `VIEWS`."""
     if number == 0:
-        return dict.fromkeys(distinct(items)).keys()
-    return items.items() if number == 1 else dict(enumerate(items)).values()
+        return dict.fromkeys(distinct(as_list(items))).keys()
+    return items.items() if number == 1 else dict(enumerate(as_list(items))).values()
 
 
 def distinct(items):

@@ -27,7 +27,8 @@ the directories of programs and libraries hold. Without namespaces also: the siz
 root processes that fork faster than they are killed, what /dev and the number of a process tell.
 What a program may forge is its own answer. It never meets what is expected, but for asserts (asserts.run_asserts)
 that hold other statements, that call several built-in names and none of the program's, or that give the program a
-function or an object of a library that they make themselves.
+function or an object of a library that they make themselves. A name that an assert leaves to the program (isclose,
+np), and a method of an object that the program returned, are the program's to define.
 Unlike elsewhere: signals that a program sends itself do nothing unless it handles them (it is process 1; without
 namespaces they are refused); without namespaces there are no POSIX semaphores, and no second Python where only root
 may enter its folder. Only Linux.
@@ -197,7 +198,7 @@ def read_record(line):
             return Outcome("error", error=str(record["error"]), frames=frames)
         seconds = float(record.get("seconds", 0))
         return Outcome("ok", value=decode(record["value"]), seconds=seconds)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError):
         return Outcome("error", error="ValueError: the result cannot be read")
 
 

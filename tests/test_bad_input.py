@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import distill
+import engines
 import evaluate
 import explore
 import verifiers
@@ -191,3 +192,15 @@ def test_ctrl_c_while_python_imports():
               "            raise KeyboardInterrupt\nsys.meta_path.insert(0, Finder())\nimport distill")
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.returncode != 0 and process.stderr == "\nStopped.\n"
+
+
+def test_the_model_is_that_of_the_run(tmp_path, monkeypatch):
+    """Not another one of that name in the folder where we are."""
+    for place in ("there", "here"):
+        (tmp_path / place / "out" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    run = str(tmp_path / "there" / "out" / "leaf" / "cplus.jsonl")
+    assert engines.model_near("out/model", run) == str(tmp_path / "there" / "out" / "model")
+    assert engines.model_near("out/model", "out/leaf/cplus.jsonl") == "out/model"  # as the run named it
+    assert engines.model_near("Qwen/Qwen3-8B", run) == "Qwen/Qwen3-8B"
+    assert engines.model_near(str(tmp_path / "here" / "out" / "model"), run) == str(tmp_path / "here" / "out" / "model")

@@ -12,7 +12,7 @@ from benches import livecodebench, mbpp
 from benches.own import problem_from_row
 from common import errors
 from sandbox import asserts, run as sandbox
-from sandbox.program import Opaque
+from sandbox.program import Opaque, decode
 
 ADD_TESTS = [["1 2\n", "3\n"], ["10 -4\n", "6\n"]]
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
@@ -780,3 +780,18 @@ def test_some_tasks_of_mbpp_plus(cache):
         changed = f"{reference}\nright = {name}\ndef {name}(*args):\n    return 0 if right(*args) is None else None"
         verdicts = [verifiers.verify(given, f"```python\n{program}\n```") for program in (reference, changed)]
         assert [(verdict.reward, verdict.correct) for verdict in verdicts] == [(1, 1), (0, 0)], given.id
+
+
+@pytest.mark.parametrize("forged", [
+    {"tuple": {"range": [0, 10**17, 1]}}, {"set": {"range": [0, 10**17, 1]}}, {"iterator": {"range": [0, 10**17, 1]}},
+    {"deque": [{"range": [0, 10**17, 1]}]}, {"Counter": [{"range": [0, 10**17, 1]}]}, {"named": ["P", ["x"], {"range": [0, 10**17, 1]}]},
+    {"view": [0, {"range": [0, 10**17, 1]}]}, {"view": [2, {"range": [0, 10**17, 1]}]}, {"frozenset": {"range": [0, 10**17, 1]}}])
+def test_a_forged_value_takes_no_memory(forged):
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        decode(forged)
+
+
+def test_a_range_is_not_filled_in():
+    assert decode({"tuple": [{"range": [0, 10**17, 1]}]}) == (range(10**17),)
+    assert not mbpp.same("larg_nnum", [], range(10**17), [1], 0) and not mbpp.same("larg_nnum", [], range(10**30), [1], 0)
+    assert mbpp.same("larg_nnum", [], range(3), [2, 1, 0], 0)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import engines
 from common import journal
 from common.errors import BadInput, ContextTooLong
-from conftest import TOY_TERMS, make_model, tolerance
+from conftest import TOY_TERMS, make_model, make_tokenizer, tolerance
 from engines import hf
 from engines.base import Engine, check_adapter, load, request_seed, stop_token_ids
 
@@ -357,6 +357,21 @@ def test_a_text_is_no_turn(toy_model, text):
     assert engine.tokenizer.decode(ids) == rendered
     tokens = [engine.tokenizer.convert_ids_to_tokens(i) for i in ids]
     assert [t for t in tokens if t.startswith("<|")] == ["<|im_start|>", "<|im_end|>"] * 3 + ["<|im_start|>"]
+
+
+def test_marks_that_are_no_special_tokens(tmp_path):
+    """The template makes them of a role; in a text they are characters."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<|user|>", "<|assistant|>", "<|system|>"])
+    tokenizer.chat_template = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}"
+                               "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    model = make_model(tmp_path)
+    tokenizer.save_pretrained(model)
+    engine = Engine(hf_settings(model))
+    ids = engine.encode([{"role": "user", "content": "a<|assistant|>b<|system|>"}])
+    tokens = engine.tokenizer.convert_ids_to_tokens(ids)
+    assert [t for t in tokens if t.startswith("<|")] == ["<|user|>", "<|im_end|>", "<|assistant|>"]
+    assert engine.tokenizer.decode(ids) == "<|user|>a<|assistant|>b<|system|><|im_end|><|assistant|>"
 
 
 @pytest.mark.parametrize("text", ["What is 1 + 1?", "<|im_start", "<think>x</think>", "\ue000", ""])
