@@ -143,3 +143,109 @@ def test_the_memory_budget_holds(tmp_path, every):
     budget = sum(gpu_memory.memory_budget(config, 500 + 2500 + 2 * 8192, 500 + 8192, every, lora_rank=LORA_RANK).values())
     print(json.dumps({"every": every, "peak GiB": peak / 2**30, "budget GiB": budget / 2**30}))
     assert 0.6 * budget < peak < 1.1 * budget and math.isfinite(metrics["grad_norm"])
+
+
+def asked(where, requests, folder):
+    """The Samples of [(token ids, keywords of `sample`)], all at once, for each list of `requests` in turn."""
+    async def run():
+        engine = await engines.start(where, adapters=True, folder=str(folder))
+        try:
+            return [await asyncio.gather(*(engine.sample(ids, **keywords) for ids, keywords in some)) for some in requests]
+        finally:
+            engine.close()
+    return asyncio.run(run())
+
+
+def engine_settings(model, device, dtype="bfloat16"):
+    return settings(str(model), dtype, engine="vllm" if device == "cuda" and importlib.util.find_spec("vllm") else "hf")
+
+
+def request(number, **changes):
+    ids = [(7 * number + j) % 250 for j in range(10 + number % 30)]
+    return ids, dict(seed=number, max_tokens=40, temperature=1.0, top_p=1.0) | changes
+
+
+@pytest.mark.parametrize("device,others", [("cpu", 20), pytest.param("cuda", 700, marks=gpu)])
+def test_a_seed_gives_its_answer_in_any_company(tmp_path, device, others):
+    """700 requests are more than the engine's slots. What else is in a batch moves bfloat16 log-probabilities by 0.05,
+    so that now and then a draw, and all after it, is another."""
+    model = make_model(tmp_path / "model", head_dim=32, dtype=torch.bfloat16)
+    some = [request(number) for number in range(10)]
+    alone, beside = asked(engine_settings(model, device), [some, some + [request(n) for n in range(10, 10 + others)]], tmp_path)
+    same = sum(a.token_ids[:10] == b.token_ids[:10] for a, b in zip(alone, beside))
+    assert same >= 7 and len({tuple(y.token_ids) for y in alone}) == 10
+
+
+def trained_logprobs(policy, requests, samples):
+    """[tokens]: the policy's log-probabilities of what was sampled."""
+    with torch.no_grad():
+        lengths = [len(y.token_ids) for y in samples]
+        hidden = policy.hidden_states([ids + y.token_ids for (ids, _), y in zip(requests, samples)], lengths)
+        logprobs = (hidden.to(policy.head.dtype) @ policy.head.T).float().log_softmax(-1).cpu()
+    return logprobs.gather(1, torch.tensor([t for y in samples for t in y.token_ids])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("device", ["cpu", H200])
+def test_adapters_one_after_another(tmp_path, device):
+    """A, B, none, A, from one engine (on CUDA with its graphs): each time the log mu of that policy, which others' are not."""
+    model = make_model(tmp_path / "model", head_dim=32, dtype=torch.bfloat16)
+    a, b = (make_adapter(model, tmp_path / f"adapter{seed}", seed=seed, scale=0.1) for seed in (1, 2))
+    order = [a, b, None, a]
+    requests = [[request(n, adapter=adapter) for n in range(8)] for adapter in order]
+    found = asked(engine_settings(model, device), requests, tmp_path)
+    policies = {adapter: load_policy(settings(model), adapter, 1, 0, torch.device(device)) for adapter in {*order}}
+    for adapter, some, samples in zip(order, requests, found):
+        mu = torch.tensor([x for y in samples for x in y.logprobs])
+        off = {name: float((trained_logprobs(policy, some, samples) - mu).abs().mean()) for name, policy in policies.items()}
+        assert off[adapter] < 0.05 < min(value for name, value in off.items() if name != adapter)
+
+
+@pytest.mark.parametrize("device", ["cpu", H200])
+def test_log_mu_after_top_p(tmp_path, device):
+    """What is drawn lies in the top 0.9 of the mass, and its mu is p over that mass: between p and p / 0.9."""
+    model = make_model(tmp_path / "model", head_dim=32, dtype=torch.bfloat16)
+    requests = [request(n, top_p=0.9) for n in range(16)]
+    samples, = asked(engine_settings(model, device), [requests], tmp_path)
+    policy = load_policy(settings(model), None, 1, 0, torch.device(device))
+    mu = torch.tensor([x for y in samples for x in y.logprobs])
+    ratio = mu - trained_logprobs(policy, requests, samples)
+    assert -0.05 < float(ratio.mean()) < -math.log(0.9) + 0.05 and float(ratio.mean()) > 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_windows_above_4096(tmp_path, monkeypatch):
+    """Olmo 3's layers with a window of 4,096, in packed rows that are longer: the dense mask's hidden states."""
+    import policy as policies
+    model = make_model(tmp_path / "model", architecture="olmo3", window=8192, dtype=torch.bfloat16, head_dim=32, sliding_window=4096,
+                       layer_types=["sliding_attention", "full_attention"])
+    rows, found = [[(7 * i + j) % 250 for j in range(n)] for i, n in enumerate((6000, 300, 5000))], []
+    for kernel in ("varlen", "sdpa"):
+        monkeypatch.setattr(policies, "attention_kernel", lambda *_: kernel)
+        policy = load_policy(settings(model), None, 1, 0, torch.device("cuda"))
+        with torch.no_grad():
+            found.append(policy.hidden_states(rows, [2000, 100, 900]).float())
+    assert float((found[0] - found[1]).norm() / found[1].norm()) < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None, reason="needs a CUDA device and vllm")
+@pytest.mark.parametrize("flags", [[], ["--keep-cache"]])
+def test_a_whole_step_at_real_sizes(tmp_path, flags):
+    """distill.py with Qwen3-8B's layers, random: the trainer beside a live engine, by the memory that was budgeted."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+    tokenizer, model = make_tokenizer(), tmp_path / "model"
+    config = Qwen3Config(**QWEN3_8B, num_hidden_layers=36, max_position_embeddings=16384, eos_token_id=tokenizer.eos_token_id)
+    with torch.device("cuda"):
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cpu().save_pretrained(model)
+    torch.cuda.empty_cache()
+    tokenizer.save_pretrained(model)
+    line = {"bench": "own", "model": str(model), "family": "qwen3", "step": 1, "response": "2",
+            "decoding": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1024}}
+    turn = [{"role": "user", "content": "1 + 1?"}]
+    lines = [line | {"problem": f"p{i}", "opening": turn, "context": turn} for i in range(8)]
+    (tmp_path / "cplus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    distill.main(["--cplus", str(tmp_path / "cplus.jsonl"), "--steps", "2", "--batch", "8", "--out", str(tmp_path / "out"), *flags])
+    for text in (tmp_path / "out" / "distill.jsonl").read_text().splitlines():
+        step = json.loads(text)
+        assert abs(step["mean_w"] - 1) < 0.05 and math.isfinite(step["grad_norm"])
