@@ -328,6 +328,8 @@ def start_trainer(args, seed, settings, engine, openings, files):
     """
     from transformers import AutoConfig
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # For this process, before CUDA is in use: rows of unlike lengths leave no holes in its memory.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     newest = os.path.join(files.folder, f"step_{files.done}") if files.done else None
     with all_ranks_ok():
         lengths = [len(engine.encode(messages)) for messages in openings]

@@ -47,6 +47,8 @@ def engine_environment(cpu):
         cache = os.environ.get("VLLM_CACHE_ROOT") or os.path.join(
             os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm")
         os.environ["VLLM_CACHE_ROOT"] = os.path.join(cache, f"rank_{before['RANK']}")
+    # The trainer's; vLLM's cache cannot be given back with it.
+    os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     os.environ["ENGINE_OF"] = str(os.getpid())  # the watchdog knows them by it
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     if cpu:

@@ -319,8 +319,8 @@ def test_budget_of_the_papers_models():
 
 
 @pytest.mark.parametrize("every,share,max_tokens,taken", [
-    (1, 0.4, 8192, 1), (4, 0.4, 8192, 4), (0, 0.4, 8192, None), (0, 0.3, 8192, 0), (1, 0.4, 16384, 1),
-    (4, 0.4, 16384, None), (1, 0.9, 8192, None), (None, 0.4, 8192, 2), (None, 0.3, 8192, 4),
+    (1, 0.4, 8192, 1), (4, 0.4, 8192, 4), (0, 0.5, 8192, None), (0, 0.4, 8192, 0), (1, 0.4, 16384, 1),
+    (4, 0.4, 16384, None), (1, 0.9, 8192, None), (None, 0.4, 8192, 4), (None, 0.3, 8192, 0),
     (None, 0.4, 16384, 1), (None, 0.8, 8192, None)])
 def test_a_batch_that_would_not_fit_is_refused_at_once(tmp_path, monkeypatch, every, share, max_tokens, taken):
     """Qwen3-8B on one H200: what the flags of the README leave room for."""
@@ -751,6 +751,16 @@ def test_each_rank_sees_one_gpu(monkeypatch):
     assert begun == ["cpu:gloo,cuda:nccl"]
     # A rank that ends without leaving its group was aborted by gloo's threads in 13 of 30 trials, after a good run too.
     assert at_exit == [ranks.close_ranks]
+
+
+def test_micro_batches(monkeypatch):
+    """In order of size, at most so many tokens each, but a larger row alone; on a GPU the largest first."""
+    rows = [distill.Row([0] * size, [0] * size, Sample([0], "", [0.0], "stop", size)) for size in (4, 1, 9, 2, 3)]
+    sizes = {is_cuda: [] for is_cuda in (False, True)}
+    for is_cuda in sizes:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: is_cuda)
+        sizes[is_cuda] = [[len(row.x) for row in batch] for batch in distill.micro_batches(rows, 20)]
+    assert sizes[False] == [[1, 2, 3], [4], [9]] and sizes[True] == [[9], [4, 3], [2, 1]]
 
 
 def test_any_number_of_ranks(cplus, tmp_path, undisturbed, scripted):
