@@ -77,6 +77,8 @@ def unknown_layers(model, path):
     except BadInput:
         raise
     except Exception as error:  # whatever the code of a model does with what it is given
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not loaded here
+            raise
         raise BadInput(f"{path} cannot run {model} ({type(error).__name__}: {' '.join(str(error).split())[:150]}): its "
                        "layers are of a kind that is not known here; take another model.") from error
 
