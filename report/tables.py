@@ -263,11 +263,19 @@ def all_tables(groups):
 
     -> [(Table, the paper's numbers for its rows)], see `with_paper`.
     """
-    tables = [(result_table(groups), paper.EXPLORATION)]
-    tables += [(repeat_table(group), paper.REPEATS) for group in groups if group.method.kind == "random"]
+    tables = [(repeat_table(group), paper.REPEATS) for group in groups if group.method.kind == "random"]
     if len(groups) == 2:
         tables += comparison_tables(*groups)
-    return [*tables, *((curve_table(group), {}) for group in groups)]
+    tables += [(curve_table(group), {}) for group in groups]
+    # The first has a column of them.
+    return [(result_table(groups), paper.EXPLORATION), *((with_faults(table, groups), rows) for table, rows in tables)]
+
+
+def with_faults(table, groups):
+    """The table with a word on the answers that count as wrong because their verifier failed, where there are any."""
+    faults = sum(run.curves["faults"][-1] for group in groups for runs in group.runs.values() for run in runs)
+    more = f"; {faults} verifier faults among the answers count as wrong" if faults else ""
+    return dataclasses.replace(table, title=table.title + more)
 
 
 def comparison_tables(ours, theirs):

@@ -29,6 +29,18 @@ def test_faults_of_the_verifier_stand_in_the_table_of_rollouts(faulty):
     assert table.columns[-1] == "verifier faults" and table.rows[0][-1] == 2
 
 
+def test_faults_of_the_verifier_are_said_of_every_other_table(faulty, tmp_path):
+    groups = tables.read_groups([faulty], [faulty])
+    titles = [table.title for table, _ in tables.all_tables(groups)]
+    said = "; 4 verifier faults among the answers count as wrong"  # of both
+    assert len(titles) == 6 and all(title.endswith(said) for title in titles[1:]) and said not in titles[0]
+    sound = tmp_path / "sound" / "rollouts.jsonl"
+    sound.parent.mkdir()
+    lines = [json.loads(line) | {"fault": None, "judge_unreadable": False} for line in open(faulty)]
+    sound.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert all("fault" not in table.title for table, _ in tables.all_tables(tables.read_groups([str(sound)])))
+
+
 def test_rows_of_the_paper_are_as_long_as_their_table():
     key = next(iter(paper.EXPLORATION))
     row = [*key, "24", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0]
