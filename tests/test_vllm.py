@@ -472,12 +472,17 @@ def test_the_whole_path(model, tmp_path):
 
     # updates between the steps: from right answers of step 1 on, with a new adapter after each step
     other, records = tmp_path / "updated", [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
-    other.mkdir()
-    (other / "explore.json").write_text("{}")
+    updated = ["explore.py", "--bench", bench, "--model", model, "--engine", "vllm", "--calls", 3, "--max-tokens", 24, "--limit", 2,
+               "--update-every", 1, "--lr", "1e-2", "--out", other]
+    run = command(*updated)
+    wait_for(lambda: (other / "explore.json").exists() and "settings" in (other / "explore.json").read_text(), run)
+    processes = descendants(run.pid)
+    run.kill()
+    run.wait()
+    assert_gone(processes)
     (other / "rollouts.jsonl").write_text("".join(
         json.dumps({**r, "reward": 1, "truncated": False}) + "\n" for r in records if r["step"] == 1 and r["problem"] in ("sum0", "sum1")))
-    run = command("explore.py", "--bench", bench, "--model", model, "--engine", "vllm", "--calls", 3, "--max-tokens", 24, "--limit", 2,
-                  "--update-every", 1, "--lr", "1e-2", "--out", other)
+    run = command(*updated)
     text, _ = run.communicate(timeout=1200)
     assert run.returncode == 0, text
     steps = [json.loads(line) for line in (other / "updates" / "distill.jsonl").read_text().splitlines()]
