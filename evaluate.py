@@ -10,12 +10,12 @@
     python evaluate.py --update out [--internalization]                  # cost (App. E.5); Table 32
     python evaluate.py --rollouts out/rollouts.jsonl --html run.html     # a page to look at
     python evaluate.py --tokens out --html tokens.html                   # Eq. 2, token by token
+    python evaluate.py --tables runs/                                    # all finished runs
 
 Tables are Markdown on standard output; --out keeps the same numbers as JSON (pairs are mean and
 deviation over seeds). What needs no model is in report/. A test that was stopped goes on with the
 same command.
 """
-import argparse
 import asyncio
 import os
 import sys
@@ -27,7 +27,6 @@ from functools import partial
 from tqdm import tqdm
 
 import engines
-import ablations
 import benches
 import prompts
 import report
@@ -37,8 +36,8 @@ from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from common.flags import Parser, cap, positive_int
 from common.progress import new_bar
 from engines.base import check_adapter, request_seed, side_by_side
-from report import paper, tests, tokens
-from report.curves import bench_name, model_name, read_beside
+from report import paper, suite, tests, tokens
+from report.training import engine_settings, read_training
 
 # --------------------------------------------------------------------------------------------------
 # Sampling and grading
@@ -228,71 +227,12 @@ def bench_main(options):
 
 
 # --------------------------------------------------------------------------------------------------
-# The training problems: teacher accuracy, and what stays without context (App. G.4, G.5)
-
-
-@dataclass(frozen=True)
-class Training:
-    """The training problems of the run that wrote a cplus.jsonl."""
-    name: list         # [model, bench], as the tables have them
-    lines: dict        # {problem id: its lines of cplus.jsonl}
-    problems: dict     # {problem id: Problem}
-    rollouts: list     # the records of the rollouts.jsonl beside it
-    settings: engines.Settings
-
-    def contexts(self, traces):
-        """{problem id: the contexts that its teacher is conditioned on}."""
-        return ablations.teacher_contexts(self.lines, traces, self.rollouts)
-
-    def draw(self, contexts, seed, k, problem):
-        """The one of `contexts` that the trainer draws for a problem at step k."""
-        from distill import draw_context
-        return draw_context(contexts, seed, k, problem)
-
-
-def read_training(options, cplus):
-    """-> Training, of the file `cplus` and what lies beside it; errors: BadInput."""
-    from distill import read_cplus
-    lines = dict(list(read_cplus(cplus).items())[:options.limit])
-    first = next(iter(lines.values()))[0]
-    problems, bench = explored_problems(cplus, lines, options.data)
-    flags = engines.as_run(options.engine_flags, first, cplus)
-    settings = engine_settings(flags, first["bench"], options.adapter)
-    name = [model_name(settings.model), bench_name(first["bench"], bench["split"])]
-    return Training(name, lines, problems, ablations.read_rollouts(cplus), settings)
-
-
-def explored_problems(cplus, names, data=None):
-    """({id: Problem}, the settings) of the run that wrote the file `cplus`, which names `names`.
-
-    data: see --data. Errors: BadInput.
-    """
-    explored = read_beside(cplus, "explore.json")
-    if not explored:
-        raise BadInput(f"there is no explore.json beside {cplus} to say what its bench is: name "
-                       "the cplus.jsonl in the folder of its run.")
-    bench = explored["settings"]
-    loaded = benches.load(bench["bench"], bench["split"], data or bench["data"])
-    problems = {problem.id: problem for problem in loaded}
-    missing = [problem for problem in names if problem not in problems]
-    if missing:
-        raise BadInput(f"{bench['bench']} has no problem {missing[0]}, which {cplus} names: "
-                       "restore the file of problems.")
-    return problems, bench
-
-
-def engine_settings(flags, bench, adapter):
-    args = argparse.Namespace(**flags)
-    return engines.settings(args, bench, adapters=adapter is not None)
-
-
-# --------------------------------------------------------------------------------------------------
 # Command line
 
 
 @dataclass(frozen=True)
 class Options:
-    """The command line. One of bench, rollouts, teacher, update, test is given."""
+    """The command line. One of add_modes' is given."""
     bench: str | None
     rollouts: list | None
     teacher: bool
@@ -314,6 +254,7 @@ class Options:
     show: str | None
     cplus: str | None
     tokens: str | None
+    tables: str | None
     problem: str | None
     tau: float | None
     html: str | None
@@ -360,13 +301,15 @@ def add_modes(parser):
     add("--update", metavar="FOLDER", help="what the policy update in this folder cost")
     add("--test", metavar="FILE", help="the .json of a test, to compare --versus others")
     add("--tokens", metavar="FOLDER", help="what the context taught in this update: see --html")
+    add("--tables", metavar="FOLDER",
+        help="the paper's tables of all finished runs and tests in this folder (default: none)")
     add = parser.add_argument
     add("--html", metavar="FILE.html",
         help="write --rollouts (the attempts) or --tokens (Eq. 2 token by token) as a page "
              "(default: none)")
     add("--out", metavar="FILE.json",
         help="file of the numbers (default: none; of a test, out/BENCH-MODEL-POLICY-DECODING.json "
-             "or beside the run)")
+             "or beside the run; of --tables, tables.json in its folder)")
     add("--paper", action="store_true",
         help="show the paper's numbers too, for its models and benches")
 
@@ -407,7 +350,10 @@ def add_token_flags(group):
 
 def main(argv=None):
     options = parse(argv)
-    check_outputs(options, options.out)
+    out = options.out or options.tables and os.path.join(options.tables, "tables.json")
+    if options.tables and not os.path.isdir(options.tables):
+        raise BadInput(f"--tables {options.tables} is no folder: name one that holds runs.")
+    check_outputs(options, out)
     sample = partial(run_requests, options)
     if options.bench:
         bench_main(options)
@@ -420,6 +366,8 @@ def main(argv=None):
     elif options.tokens:
         print(tokens.write_page(options.html, options.tokens, options.problem, options.limit,
                                 options.tau))
+    elif options.tables:
+        suite.main(options.tables, out, options.paper)
     elif options.cplus:
         from distill import read_cplus
         report.rollouts_main(options, read_cplus(options.cplus))

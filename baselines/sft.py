@@ -22,7 +22,6 @@ sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 
 import distill
 import engines
-import evaluate
 import policy as policies
 import prompts
 import verifiers
@@ -32,6 +31,7 @@ from common import checkpoints, flags, journal, outputs, ranks
 from common.clock import Clock
 from common.errors import BadInput, ContextTooLong
 from engines.base import Sample, request_seed
+from report import training
 
 TEMPERATURE, TOP_P = 0.7, 0.95  # of the rewriting
 
@@ -47,7 +47,7 @@ def loss(policy, batch):
 
 async def rewrite_all(args, pairs, engine):
     """[(pair, y*)] of the pairs that are kept, in their order; rank 0's work."""
-    problems, explored = evaluate.explored_problems(args.cplus, {pair["problem"] for pair in pairs})
+    problems, explored = training.explored_problems(args.cplus, {pair["problem"] for pair in pairs})
     known, file = journal.open_journal(os.path.join(args.out, "rewrites.jsonl"))
     known = {(line["problem"], line["step"], line["round"]): line for line in known}
     with (file, contextlib.closing(verifiers.Graders(strict=explored.get("strict_math_verify", False))) as graders,

@@ -1,6 +1,6 @@
 """What is counted from runs: evaluate.py's --rollouts, --teacher and --update.
 
-`options` is evaluate.Options. The modes that test a model are given how: `training`, an evaluate.Training (or
+`options` is evaluate.Options. The modes that test a model are given how: `training`, a training.Training (or
 `read_training(cplus)`, which makes one of a cplus.jsonl), and `sample(settings, requests, out)`, which answers and
 grades requests and returns their records in the same order.
 """
@@ -143,21 +143,26 @@ def update_main(options, read_training, sample):
     """The cost of the policy update in a folder (App. E.5); with --internalization also Table 32."""
     distilled = curves.read_beside(os.path.join(options.update, ""), "distill.json")
     if distilled:
-        cplus = distilled["settings"]["cplus"]
-        steps = read_jsonl(os.path.join(options.update, "distill.jsonl"), torn_ok=True)
-        run = curves.read_run(os.path.join(os.path.dirname(cplus), "rollouts.jsonl"))
-        table = update_table(run, steps, distilled.get("result", {}).get("gpus", 1))
+        run, table = distilled_table(options.update, distilled)
     else:
         table = baseline_table(options.update)
     if options.internalization:
         if not distilled:
             raise BadInput(f"--internalization reads what distill.py sampled, and {options.update} is a baseline's: "
                            "leave it out.")
-        internalization_main(options, read_training(cplus), sample, run, (table, paper.UPDATE))
+        training = read_training(distilled["settings"]["cplus"])
+        internalization_main(options, training, sample, run, (table, paper.UPDATE))
         return
     printed = print_tables([(table, paper.UPDATE)], options.paper)
     if options.out:
         journal.write_json(options.out, printed)
+
+
+def distilled_table(folder, distilled):
+    """(the run whose C+ it learnt from, the costs) of the update in `folder`; distilled: its distill.json."""
+    run = curves.read_run(os.path.join(os.path.dirname(distilled["settings"]["cplus"]), "rollouts.jsonl"))
+    steps = read_jsonl(os.path.join(folder, "distill.jsonl"), torn_ok=True)
+    return run, update_table(run, steps, distilled.get("result", {}).get("gpus", 1))
 
 
 def baseline_table(folder):

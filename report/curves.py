@@ -169,8 +169,13 @@ def wall_seconds(attempts, result):
 
 
 def read_group(paths):
-    """The runs of one method; errors: BadInput if they are of several, or if the seeds do not match."""
-    runs, cells = [read_run(path, number) for number, path in enumerate(paths, 1)], {}
+    """The runs of one method; errors: BadInput, see `group_of`."""
+    return group_of([read_run(path, number) for number, path in enumerate(paths, 1)])
+
+
+def group_of(runs):
+    """-> Group; errors: BadInput if the runs are of several methods, or if the seeds do not match."""
+    cells = {}
     for run in sorted(runs, key=lambda run: run.seed):
         if run.method != runs[0].method:
             raise BadInput(f"{runs[0].path} is {runs[0].method} and {run.path} is {run.method}: compare two methods "

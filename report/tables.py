@@ -130,6 +130,10 @@ def repeat_table(group):
                  ["model", "bench", "wrong answers", "repeats (%)"], rows)
 
 
+CORRECTION_COLUMNS = ("wrong to right (%)", "right to wrong (%)", "wrong to the same wrong (%)",
+                      "accuracy at restarts (%)", "mean accuracy (%)")
+
+
 def correction_table(groups, problems):
     """Table 28: self-correction over the first 10 steps on `problems`, those in C+, which the policy update uses."""
     rows = []
@@ -143,8 +147,7 @@ def correction_table(groups, problems):
                 rates.append(measures.self_correction(attempts, final_answer))
             rows.append([*key, group.method, *(over_seeds([r[name] for r in rates], 100) for name in rates[0])])
     return Table("Self-correction on the problems of C+, first 10 steps (Table 28)",
-                 ["model", "bench", "method", "wrong to right (%)", "right to wrong (%)", "wrong to the same wrong (%)",
-                  "accuracy at restarts (%)", "mean accuracy (%)"], rows)
+                 ["model", "bench", "method", *CORRECTION_COLUMNS], rows)
 
 
 def final_answer(record):
@@ -267,13 +270,18 @@ def all_tables(groups):
     if len(groups) == 2:
         tables += comparison_tables(*groups)
     tables += [(curve_table(group), {}) for group in groups]
+    runs = runs_of(groups)
     # The first has a column of them.
-    return [(result_table(groups), paper.EXPLORATION), *((with_faults(table, groups), rows) for table, rows in tables)]
+    return [(result_table(groups), paper.EXPLORATION), *((with_faults(table, runs), rows) for table, rows in tables)]
 
 
-def with_faults(table, groups):
+def runs_of(groups):
+    return [run for group in groups for runs in group.runs.values() for run in runs]
+
+
+def with_faults(table, runs):
     """The table with a word on the answers that count as wrong because their verifier failed, where there are any."""
-    faults = sum(run.curves["faults"][-1] for group in groups for runs in group.runs.values() for run in runs)
+    faults = sum(run.curves["faults"][-1] for run in runs)
     more = f"; {faults} verifier faults among the answers count as wrong" if faults else ""
     return dataclasses.replace(table, title=table.title + more)
 

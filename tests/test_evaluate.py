@@ -690,7 +690,7 @@ def test_paper_rows_of_tests_and_training_problems(trained, scripted, monkeypatc
     for numbers, rest in ((paper.TESTS, ("base model",)), (paper.TEACHER, ("success",)), (paper.TRACES, ()),
                           (paper.UPDATE, ("update",)), (paper.INTERNALIZATION, ())):
         monkeypatch.setitem(numbers, ("model", "own", *rest), next(iter(numbers.values())))
-    for module in (evaluate, report.tests):
+    for module in (report.training, report.tests):
         monkeypatch.setattr(module, "bench_name", lambda bench, split: "own")
     call("--bench", trained / "own.jsonl", "--model", toy_model, "--engine", "hf", "--paper",
          "--out", trained / "b.json")

@@ -28,7 +28,7 @@ FLOORS = [
     "benches verifiers report.tests",
     "ablations",
     "distill",
-    "report.tokens",
+    "report.tokens report.training report.found", "report.suite",
     "explore evaluate",
     "baselines.online",
     "baselines.grpo baselines.score baselines.sdpo baselines.sft",
