@@ -8,10 +8,11 @@ import hashlib
 import json
 import os
 
+import engines
 from common import journal, outputs
 from common.errors import BadInput, read_jsonl
 from report import curves, dialogue, measures, page, paper, plots, tables
-from report.method import BASELINES
+from report.method import BASELINES, method_of
 from report.tables import Table, percent, trace_table, update_table, with_paper
 
 
@@ -31,14 +32,56 @@ def values_by_problem(records, key):
     return values
 
 
-def print_tables(pairs, show_paper):
-    """Print tables, given as (Table, the paper's numbers for its rows); -> the tables as they are printed, for JSON."""
-    printed = []
+def print_tables(pairs, show_paper, made_by=()):
+    """Print tables, given as (Table, the paper's numbers for its rows); -> the tables as they are printed, for JSON.
+
+    made_by: (model, bench, settings) of the runs that they are of: only where those are the paper's are its rows shown.
+    """
+    printed, other = [], {}
+    for model, bench, settings in made_by:
+        if differ := departures(settings):
+            other[model, bench] = differ
     for table, numbers in pairs:
-        table = with_paper(table, numbers) if show_paper else table
+        table = with_paper(table, numbers, other) if show_paper else table
         print(table.markdown())
         printed.append(table.as_json())
+    if show_paper:
+        for (model, bench), differ in other.items():
+            print(f"\nThe paper's numbers for {model} on {bench} are not shown: {', '.join(differ)}.")
     return printed
+
+
+def departures(settings):
+    """["limit 8 (the paper: None)", ...]: where a run, an update or a test of a model of the paper is not the paper's.
+
+    Of an exploration, what makes it another method is left out (see method.py): its rows are that method's. Settings
+    that are not kept are taken as the paper's.
+    """
+    model = curves.model_name(settings.get("model") or "")
+    known = next((known for name, known in engines.MODELS.items() if curves.model_name(name) == model), None)
+    if not known:
+        return []
+    explored, more = settings, []
+    if settings.get("cplus"):
+        explored = (curves.read_beside(settings["cplus"], "explore.json") or {}).get("settings", {})
+        more = [f"{name} {value} of the exploration" for name, value in method_of("leaf", explored).changes]
+    usual = {name: known[name] for name in ("family", "temperature", "top_p")}
+    limit = "lcb" if explored.get("bench") == "lcb" else "max_tokens"
+    usual |= {"max_tokens": known[limit], "limit": None, "samples": 4}
+    if settings is explored and settings.get("method") in ("leaf", "random"):
+        usual["calls"] = 20 if settings.get("split") == "train" else 24
+    if {"divergence", "traces"} <= settings.keys():      # distill.json
+        tau = "0.001" if explored.get("bench") == "math500" else "inf"
+        usual |= {"divergence": "reverse_kl", "tau": tau, "steps": 20, "batch": 128, "lr": 1e-5}
+    differ = [f"{name} {settings[name]} (the paper: {value})" for name, value in usual.items()
+              if str(settings.get(name, value)) != str(value)]
+    behind = [explored] if explored is not settings else []
+    if settings.get("update"):
+        distilled = curves.read_beside(os.path.join(settings["update"], ""), "distill.json") or {}
+        behind.append(distilled.get("settings", {}))
+    if settings.get("adapter"):
+        behind.append(engines.adapter_run(settings["adapter"]))
+    return list(dict.fromkeys([*differ, *more, *(text for run in behind for text in departures(run))]))
 
 
 # what the numbers of a test depend on, beside its settings
@@ -87,11 +130,17 @@ def begin_test(options, settings, requests, out):
     journal.write_json(out, old | begun)
 
 
+def of_rows(pairs, settings):
+    """What print_tables needs to know, if all rows are of one run, update or test."""
+    return [(*row[:2], settings) for table, _ in pairs for row in table.rows]
+
+
 def finish(options, pairs, out, **more):
     """Print the tables; write them and `more` into the file `out`, which holds what they depend on."""
     # What the test kept there when it began: its settings, versions and requests.
     begun = journal.read_json(out)
-    journal.write_json(out, begun | more | {"tables": print_tables(pairs, options.paper)})
+    printed = print_tables(pairs, options.paper, of_rows(pairs, begun["settings"]))
+    journal.write_json(out, begun | more | {"tables": printed})
     print(f"\nNumbers: {out}   Responses: {responses_path(out)}")
 
 
@@ -144,8 +193,9 @@ def update_main(options, read_training, sample):
     distilled = curves.read_beside(os.path.join(options.update, ""), "distill.json")
     if distilled:
         run, table = distilled_table(options.update, distilled)
+        settings = distilled["settings"]
     else:
-        table = baseline_table(options.update)
+        settings, table = baseline_table(options.update)
     if options.internalization:
         if not distilled:
             raise BadInput(f"--internalization reads what distill.py sampled, and {options.update} is a baseline's: "
@@ -153,7 +203,8 @@ def update_main(options, read_training, sample):
         training = read_training(distilled["settings"]["cplus"])
         internalization_main(options, training, sample, run, (table, paper.UPDATE))
         return
-    printed = print_tables([(table, paper.UPDATE)], options.paper)
+    pairs = [(table, paper.UPDATE)]
+    printed = print_tables(pairs, options.paper, of_rows(pairs, settings))
     if options.out:
         journal.write_json(options.out, printed)
 
@@ -166,7 +217,7 @@ def distilled_table(folder, distilled):
 
 
 def baseline_table(folder):
-    """The costs of a run of baselines/. Errors: BadInput, if there is none in `folder`."""
+    """(settings, costs) of a run of baselines/. Errors: BadInput, if there is none in `folder`."""
     beside = os.path.join(folder, "")
     learned, explored = (curves.read_beside(beside, name) for name in ("sft.json", "explore.json"))
     if learned:
@@ -174,13 +225,13 @@ def baseline_table(folder):
         path = f"{beside}rewrites.jsonl"
         rewrites = read_jsonl(path, torn_ok=True) if os.path.exists(path) else []
         steps = read_jsonl(f"{beside}sft.jsonl", torn_ok=True)
-        return tables.sft_table(run, rewrites, steps, learned.get("result", {}))
+        return learned["settings"], tables.sft_table(run, rewrites, steps, learned.get("result", {}))
     if not explored or explored["settings"].get("method") not in BASELINES:
         raise BadInput(f"{folder} holds no distill.json: name the --out folder of distill.py or of a baseline (what "
                        "updates between the steps of an exploration cost is in its --rollouts tables).")
     run = curves.read_run(f"{beside}rollouts.jsonl")
     records, steps = (read_jsonl(f"{beside}{name}.jsonl", torn_ok=True) for name in ("rollouts", run.method.kind))
-    return tables.online_table(run, records, steps)
+    return explored["settings"], tables.online_table(run, records, steps)
 
 
 def internalization_main(options, training, sample, run, cost):
@@ -222,7 +273,8 @@ def rollouts_main(options, cplus):
     pairs = tables.all_tables(groups)
     if cplus:
         pairs.append((tables.correction_table(groups, cplus), paper.CORRECTION))
-    printed = print_tables(pairs, options.paper)
+    made_by = [(run.model, run.bench, run.settings) for run in tables.runs_of(groups)]
+    printed = print_tables(pairs, options.paper, made_by)
     if options.out:
         journal.write_json(options.out, printed)
     if options.plot:

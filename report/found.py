@@ -88,7 +88,7 @@ def update_items(path):
         return []
     ended(path)
     is_distilled = os.path.basename(path) == "distill.json"
-    table = report.distilled_table(folder, content)[1] if is_distilled else report.baseline_table(folder)
+    _, table = report.distilled_table(folder, content) if is_distilled else report.baseline_table(folder)
     stages = {stage: numbers for _, _, stage, _, _, *numbers in table.rows}
     policy, bench, alike = learned(settings)
     return [Item(path, model_name(settings["model"]), policy, bench, settings["seed"], alike, stages)]

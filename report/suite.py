@@ -30,7 +30,9 @@ def main(folder, out, show_paper):
     if not pairs:
         reasons = "".join(f" {note}" for note in notes)
         raise BadInput(f"{folder} holds no run and no test that has ended: name a folder of finished ones.{reasons}")
-    journal.write_json(out, report.print_tables(pairs, show_paper))
+    made_by = [(item.model, item.bench, item.content.settings) for item in runs]
+    made_by += [(item.model, item.bench, item.content["settings"]) for item in tested]
+    journal.write_json(out, report.print_tables(pairs, show_paper, made_by))
     print("\n" + "".join(f"Note: {note}\n" for note in notes) + not_made(pairs) + f"\nNumbers: {out}")
 
 

@@ -55,15 +55,19 @@ def percent(share):
     return None if share is None else 100 * share
 
 
-def with_paper(table, numbers):
-    """The table with the paper's rows below its own; `numbers`, of paper.py: {a row's first cells: its others}."""
+def with_paper(table, numbers, other=()):
+    """The table with the paper's rows below its own; `numbers`, of paper.py: {a row's first cells: its others}.
+
+    other: the (model, bench) whose runs are not as the paper's; means over all benches are none either, then.
+    """
     if not numbers:
         return table
     rows, size = [], len(next(iter(numbers)))  # how many cells say which row it is
     for row in table.rows:
         rows.append(row)
         key = tuple(row[:size])
-        if key in numbers:
+        is_mean = len(key) == 1 or key[1] == ""
+        if key in numbers and key[:2] not in other and not (is_mean and other):
             cells = [f"{key[0]} (paper)", *key[1:], *numbers[key]]
             rows.append(cells + [None] * (len(row) - len(cells)))  # the paper counts no verifier faults
     return dataclasses.replace(table, rows=rows)
