@@ -328,15 +328,18 @@ def test_cells(results):
 
 
 def gain_rows(names, benches, reference):
-    """Table 3 (b): of the means over seeds, bench by bench, and their means."""
+    """Table 3 (b): of the means over the seeds that both have, bench by bench, and their means."""
     rows = []
     for bench in benches.keys() & reference.keys():
+        shared = benches[bench].keys() & reference[bench].keys()
+        if not shared:
+            continue
         one, other = (next(iter(seeds[bench].values())) for seeds in (benches, reference))
         is_alike = all(one["settings"][name] == other["settings"][name] for name in tests.COMPARED)
         if not is_alike or one["problems"]["correct"].keys() != other["problems"]["correct"].keys():
             continue
         (length, avg), (base_length, base_avg) = (
-            [mean(content["result"][name] for content in seeds[bench].values()) for name in ("length", "avg")]
+            [mean(seeds[bench][seed]["result"][name] for seed in shared) for name in ("length", "avg")]
             for seeds in (benches, reference))
         rows.append([names[0], bench, names[1], length / base_length if base_length else None, 100 * (avg - base_avg)])
     rows.sort(key=lambda row: row[1])

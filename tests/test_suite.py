@@ -212,6 +212,14 @@ def test_gain_and_length_of_an_adapter(trained):
     assert row_of(rows, policy="adapter, trained on lcb (train)")["avg gain (pp)"] == 75
 
 
+def test_the_gain_is_over_the_seeds_of_both(trained):
+    for seed, outcomes in ((1, [0, 0]), (2, [1, 1])):
+        write_test(trained / f"base{seed}.json", "math500", {"a": outcomes}, seed=seed, length=100 * seed)
+    write_test(trained / "ours.json", "math500", {"a": [1, 0]}, trained / "math" / "adapter", length=50)
+    row, = shown(trained)["Length and gain of a policy over the base model"]
+    assert (row["length (ratio)"], row["avg gain (pp)"]) == (0.5, 50)                    # of seed 1 alone
+
+
 def test_tests_of_other_decoding_have_no_gain(trained):
     write_test(trained / "base.json", "math500", {"a": [0, 0]}, temperature=1.0)
     write_test(trained / "ours.json", "math500", {"a": [1, 1]}, trained / "math" / "adapter")
