@@ -62,13 +62,15 @@ class Servers:
 
         Errors: BadInput, if a server refuses the request; EngineDead, if none answers.
         """
+        begin = time.time()
         while True:
             server = await self.free()
             server.in_flight += 1
             try:
-                content = json.loads(await self.post(server, path, body | {"model": model or server.model}))
-            except (Unanswered, ValueError) as error:
-                self.rest(server, error)
+                body = body | {"model": model or server.model}
+                content = json.loads(await self.post(server, path, body, begin))
+            except (Unanswered, ValueError, RecursionError) as error:
+                self.rest(server, error, begin)
             else:
                 self.last_answer, server.pause = time.time(), 0.0
                 return content
@@ -84,8 +86,12 @@ class Servers:
                 return min(awake, key=lambda server: server.in_flight)
             await asyncio.sleep(min(server.rests_until for server in self.all) - now)
 
-    def rest(self, server, error):
-        if time.time() - self.last_answer > self.patience:
+    def silence(self, begin):
+        """Seconds without any answer since a request began: before it, nobody may have asked."""
+        return time.time() - max(self.last_answer, begin)
+
+    def rest(self, server, error, begin):
+        if self.silence(begin) > self.patience:
             raise EngineDead(f"no server has answered for {self.patience:g} s ({server.url}: {error}): start it again; "
                              "what is graded is kept, and the same command goes on.")
         now = time.time()
@@ -93,13 +99,17 @@ class Servers:
             server.pause = min(max(2 * server.pause, FIRST_PAUSE), LONGEST_PAUSE)
             server.rests_until = now + server.pause
 
-    async def post(self, server, path, body):
-        """-> the text of a server's answer. Errors: Unanswered; BadInput, if it refuses the request."""
+    async def post(self, server, path, body, begin=None):
+        """-> the text of a server's answer to what was first asked at `begin`, by default now.
+
+        Errors: Unanswered; BadInput, if it refuses the request.
+        """
+        begin = begin or time.time()
         task = asyncio.ensure_future(self.client.post(server.url + path, json=body))
         try:
             # A response may take an hour, so there is no other limit than patience with all servers together.
             while not (await asyncio.wait([task], timeout=1))[0]:
-                if time.time() - self.last_answer > self.patience:
+                if self.silence(begin) > self.patience:
                     raise Unanswered("it is silent")
             answer = task.result()
             if answer.status_code == 200:

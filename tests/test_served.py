@@ -244,3 +244,25 @@ def test_flags_go_together(toy_model):
     for flags in (["--engine", "served"], ["--server", "http://x"]):
         with pytest.raises(BadInput, match="go together"):
             explore.parse(["--bench", "arithmetic", "--model", toy_model, *flags])
+
+
+@pytest.mark.parametrize("change", [{"token_ids": [10**9] * 5}, {"token_ids": [-1] * 5}, {"token_ids": ["1"] * 5}, {"token_ids": [1.0] * 5},
+                                    {"logprobs": {"content": [{"logprob": float("nan")}] * 5}},
+                                    {"logprobs": {"content": [{"logprob": None}] * 5}}, {"logprobs": [1]}])
+def test_no_such_tokens(made, toy_model, change):
+    server = made()
+    odd = lambda h, c: h.reply(200, {"choices": [c["choices"][0] | change]})  # noqa: E731
+    with pytest.raises(BadInput, match="has not the token ids"):
+        run(toy_model, [server], ask(1), before=lambda: server.script.append(odd))
+
+
+def test_a_time_without_requests_is_no_silence(made, toy_model):
+    """As an update is, or a laptop that was closed: what counts is how long a request has waited."""
+    server = made()
+
+    async def sample_after_a_pause():
+        engine = await engines.start(settings(toy_model, [server.url], patience=60.0))
+        engine.servers.last_answer -= 1000
+        server.script.append(503)
+        return await engine.sample(**ask(3))
+    assert asyncio.run(sample_after_a_pause()).token_ids == tokens(3)

@@ -1,9 +1,10 @@
 """What stands in evaluate.py's tables beside the measures themselves."""
 import json
+import types
 
 import pytest
 
-from report import measures, paper, tables
+from report import measures, paper, tables, tests
 
 
 @pytest.fixture
@@ -46,3 +47,10 @@ def test_rows_of_the_paper_are_as_long_as_their_table():
     row = [*key, "24", 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0]
     shown = tables.with_paper(tables.Table("t", ["c"] * len(row), [row]), paper.EXPLORATION)
     assert len(shown.rows) == 2 and len(shown.rows[1]) == len(row) and shown.rows[1][-1] is None
+
+
+def test_the_result_of_a_merged_model_has_a_name_without_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = types.SimpleNamespace(bench="mine.jsonl", adapter=None, split="test")
+    settings = types.SimpleNamespace(model="runs/x/merged", temperature=1.0, top_p=1.0, max_tokens=64)
+    assert tests.default_out(options, settings) == "out/mine-x-merged-base-T1-p1-64.json"
