@@ -44,9 +44,9 @@ class ServedEngine(Engine):
         # Only the likeliest token is left: its log-probability is 0 after top-p, and below 0 before it.
         certain = await self.sample(**ask | {"temperature": 2.0, "top_p": 1e-6})
         self.has_mu = bool(certain.logprobs) and min(certain.logprobs) > -1e-3
-        known = ((self.has_mu, "log-probabilities after temperature and top-p", "so no distill.py, no --compress low-logprob"),
-                 (has_seeds, "seeds", "so no answer can be repeated"),
-                 (self.has_priority, "priorities", "so steps end in any order"))
+        known = (
+            (self.has_mu, "log-probabilities after temperature and top-p", "no distill.py or --compress low-logprob"),
+            (has_seeds, "seeds", "no answer can be repeated"), (self.has_priority, "priorities", "steps end in any order"))
         facts = [fact if has else f"no {fact} ({lack})" for has, fact, lack in known]
         return (f"served: {len(windows)} x {self.servers.all[0].model}, window {self.window}, {self.path}, "
                 f"{', '.join(facts)}")

@@ -144,7 +144,7 @@ def test_what_a_server_lacks_is_said(made, toy_model, capsys):
     server.script = [400, None, lambda h, c: h.reply(200, c | {"choices": [{**c["choices"][0], "token_ids": [9, 9, 9, 9, 9]}]})]
     engine, (sample,) = run(toy_model, [server], ask(1, priority=3))
     line = capsys.readouterr().err
-    assert "no priorities (so" in line and "no seeds (so" in line and "no --compress low-logprob)" in line
+    assert "no priorities (steps" in line and "no seeds (no answer" in line and "or --compress low-logprob)" in line
     assert "priority" not in server.asked[-1] and sample.logprobs == []
     with pytest.raises(BadInput, match="processed_logprobs"):
         sample.log_mu()
