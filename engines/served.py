@@ -46,7 +46,7 @@ class ServedEngine(Engine):
         self.has_mu = bool(certain.logprobs) and min(certain.logprobs) > -1e-3
         known = (
             (self.has_mu, "log-probabilities after temperature and top-p", "no distill.py or --compress low-logprob"),
-            (has_seeds, "seeds", "no answer can be repeated"), (self.has_priority, "priorities", "steps end in any order"))
+            (has_seeds, "seeds", "no answer repeats"), (self.has_priority, "priorities", "steps end in any order"))
         facts = [fact if has else f"no {fact} ({lack})" for has, fact, lack in known]
         return (f"served: {len(windows)} x {self.servers.all[0].model}, window {self.window}, {self.path}, "
                 f"{', '.join(facts)}")
