@@ -58,7 +58,7 @@ class ServedEngine(Engine):
             names = {os.path.basename(str(model.get(key)).rstrip("/")) for key in ("id", "root")}
             if os.path.basename(wanted) in names:
                 server.model = model["id"]
-                return model.get("max_model_len")
+                return window if isinstance(window := model.get("max_model_len"), int) else None
         served = ", ".join(str(model.get("id")) for model in models) or "nothing"
         raise BadInput(f"--server {server.url} serves {served}, not {wanted}: name its model with --model, as the "
                        "prompts are made by that tokenizer.")

@@ -39,7 +39,9 @@ class Servers:
     """
 
     def __init__(self, urls, patience):
-        key = os.environ.get("OPENAI_API_KEY")
+        key = os.environ.get("OPENAI_API_KEY", "")
+        if not key.isascii():
+            raise BadInput("OPENAI_API_KEY holds characters that no key has: set it to the server's own.")
         self.client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=10), limits=httpx2.Limits(max_connections=None),
             headers={"Authorization": f"Bearer {key}"} if key else {})
@@ -49,13 +51,23 @@ class Servers:
     async def models(self, server):
         """What it serves: the list of /v1/models. Errors: BadInput."""
         try:
-            answer = await self.client.get(f"{server.url}/v1/models")
+            answer = await asyncio.wait_for(self.ready(f"{server.url}/v1/models"), self.patience)
             if answer.status_code not in (401, 403):
-                return answer.json()["data"]
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
+                answer.raise_for_status()
+                return [model for model in answer.json()["data"] if isinstance(model["id"], str)]
+        except TimeoutError:
+            raise BadInput(f"--server {server.url} has not answered for {self.patience:g} s: start it again, or leave "
+                           "it out.") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError, OverflowError) as error:
             raise BadInput(f"--server {server.url} is no server of OpenAI's API ({in_short(error)}): give the address "
                            "before /v1, such as http://host:8000.") from None
         raise BadInput(f"--server {server.url} refuses the API key: set OPENAI_API_KEY to its own.")
+
+    async def ready(self, url):
+        """The answer of a server that may still be starting."""
+        while (answer := await self.client.get(url)).status_code in PASSING:
+            await asyncio.sleep(FIRST_PAUSE)
+        return answer
 
     async def answer(self, path, body, model=None):
         """The JSON of the first answer. model: default each server's own name for it.

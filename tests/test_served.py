@@ -21,6 +21,7 @@ class Scripted:
     function of the request; then it answers as it should, with tokens that follow from the seed."""
 
     def __init__(self, model, endpoint="/inference/v1/generate", raw_logprobs=False, window=500, key=None):
+        self.greetings = []    # (status, content) of its first answers to GET
         self.model, self.endpoint, self.raw, self.window, self.key = model, endpoint, raw_logprobs, window, key
         self.script, self.asked, self.adapters = [], [], []
         server = self
@@ -41,6 +42,8 @@ class Scripted:
             def do_GET(self):
                 if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
                     return self.reply(401, {})
+                if server.greetings:
+                    return self.reply(*server.greetings.pop(0))
                 self.reply(200, {"data": [{"id": "served-name", "root": server.model, "max_model_len": server.window}]})
 
             def do_POST(self):
@@ -266,3 +269,29 @@ def test_a_time_without_requests_is_no_silence(made, toy_model):
         server.script.append(503)
         return await engine.sample(**ask(3))
     assert asyncio.run(sample_after_a_pause()).token_ids == tokens(3)
+
+
+def test_a_server_that_is_still_starting(made, toy_model):
+    server = made()
+    server.greetings += [(503, {}), (429, {})]
+    run(toy_model, [server], ask(1))
+    assert not server.greetings
+
+
+@pytest.mark.parametrize("status, content", [
+    (404, {"error": "no"}), (307, {}), (200, {"data": None}), (200, {"data": ["a"]}), (200, {"data": {"id": 1}}), (200, {"data": [{}]}),
+    (200, b"<html>"), (200, b"")])
+def test_a_greeting_that_is_none(made, toy_model, status, content):
+    server = made()
+    server.greetings.append((status, content))
+    with pytest.raises(BadInput, match="is no server of OpenAI's API"):
+        run(toy_model, [server])
+
+
+def test_a_window_that_is_no_number_and_a_key_that_is_none(made, toy_model, monkeypatch):
+    server = made(window="512")
+    engine, _ = run(toy_model, [server])
+    assert engine.window == 2048  # the model's own
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\u00e9")
+    with pytest.raises(BadInput, match="OPENAI_API_KEY holds characters"):
+        run(toy_model, [server])
