@@ -435,7 +435,8 @@ def check_model(given, model, explorer):
     """BadInput unless the model is the one that explored, wherever it lies now."""
     names = {os.path.basename(os.path.normpath(name)) for name in (model, explorer)}
     is_gone = os.path.isabs(explorer) and not os.path.exists(explorer)
-    if len(names) > 1 and not is_gone:
+    is_another = len(names) > 1 or engines.weights_differ(model, explorer)
+    if is_another and not is_gone:
         raise BadInput(f"{given.cplus} was explored by {explorer}, and the policy distills its own "
                        f"answers: leave out --model {model}, or explore with it.")
 

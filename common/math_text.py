@@ -71,6 +71,8 @@ def plain_signs(text):
     wide = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
     text = text.translate(wide | {0x3000: " ", 0xA0: " ", 0x2009: " ", 0x202F: " "})
     for sign, name in SIGNS.items():
+        if sign not in text:
+            continue
         text = re.sub(re.escape(sign) + r"(?![a-zA-Z])", lambda _: name, text) \
             if sign[0] == "\\" else text.replace(sign, name)
     text = re.sub(r"\\?\$", "", text)  # a dollar sign would end the formula
@@ -109,6 +111,8 @@ def plain_numbers(text):
     word = r"\\text\s*\{\s*percent(?:age)?\s*\}|\bpercent(?:age)?\b"
     text = re.sub(rf"\\?%|(?:\s|\\,)*(?:{word})", r"\\%", text)
     for word, power in SCALES.items():
+        if word not in text:
+            continue
         name = rf"\\text\s*\{{\s*{word}s?(?![a-z])\s*([^{{}}]*)\}}|{word}s?(?![a-z])"
         text = re.sub(rf"(?<=[\d}}])(?:\\[,;: ]|\s)*(?:{name})",
                       lambda m: rf" \cdot 10^{{{power}}}" + (m[1] and rf"\text{{{m[1]}}}" or ""),

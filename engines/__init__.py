@@ -150,6 +150,18 @@ def model_near(model, path):
     return model
 
 
+def weights_differ(model, other):
+    """Whether two folders that are both here hold other weights: other files, or another beginning of one."""
+    if not (os.path.isdir(model) and os.path.isdir(other)) or os.path.samefile(model, other):
+        return False
+    beginnings = [{}, {}]
+    for folder, found in zip((model, other), beginnings):
+        for path in pathlib.Path(folder).glob("*.safetensors"):
+            with open(path, "rb") as file:
+                found[path.name] = path.stat().st_size, file.read(1 << 20)
+    return beginnings[0] != beginnings[1]
+
+
 def adapter_run(adapter):
     """What is known of the run that made an adapter: its settings, or the model alone."""
     folder = os.path.abspath(adapter)

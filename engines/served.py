@@ -4,6 +4,7 @@ Prompts go as token ids, so that the chat template and the tail are ours: to vLL
 serve --enable-scale-out`), or to OpenAI's /v1/completions where a server gives token ids there ("return_token_ids").
 """
 import asyncio
+import math
 import os
 import sys
 import time
@@ -43,10 +44,9 @@ class ServedEngine(Engine):
         # Only the likeliest token is left: its log-probability is 0 after top-p, and below 0 before it.
         certain = await self.sample(**ask | {"temperature": 2.0, "top_p": 1e-6})
         self.has_mu = bool(certain.logprobs) and min(certain.logprobs) > -1e-3
-        mu = "log-probabilities after temperature and top-p"
-        known = ((self.has_mu, mu, "so no distill.py, no --compress low-logprob"),
-                 (has_seeds, "seeds", "so no answer can be repeated"),
-                 (self.has_priority, "priorities", "so steps end in any order"))
+        known = (
+            (self.has_mu, "log-probabilities after temperature and top-p", "no distill.py or --compress low-logprob"),
+            (has_seeds, "seeds", "no answer repeats"), (self.has_priority, "priorities", "steps end in any order"))
         facts = [fact if has else f"no {fact} ({lack})" for has, fact, lack in known]
         return (f"served: {len(windows)} x {self.servers.all[0].model}, window {self.window}, {self.path}, "
                 f"{', '.join(facts)}")
@@ -58,7 +58,7 @@ class ServedEngine(Engine):
             names = {os.path.basename(str(model.get(key)).rstrip("/")) for key in ("id", "root")}
             if os.path.basename(wanted) in names:
                 server.model = model["id"]
-                return model.get("max_model_len")
+                return window if isinstance(window := model.get("max_model_len"), int) else None
         served = ", ".join(str(model.get("id")) for model in models) or "nothing"
         raise BadInput(f"--server {server.url} serves {served}, not {wanted}: name its model with --model, as the "
                        "prompts are made by that tokenizer.")
@@ -80,10 +80,8 @@ class ServedEngine(Engine):
         params = {"seed": seed, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": 0,
                   "min_p": 0.0, "logprobs": 0, "stop_token_ids": self.stop_ids}
         body = {"priority": priority} if self.has_priority else {}
-        if self.path == ENDPOINTS[0]:
-            body |= {"token_ids": prompt_token_ids, "sampling_params": params}
-        else:
-            body |= {"prompt": prompt_token_ids, "return_token_ids": True, **params}
+        body |= {"token_ids": prompt_token_ids, "sampling_params": params} if self.path == ENDPOINTS[0] else {
+            "prompt": prompt_token_ids, "return_token_ids": True, **params}
         begin, content = time.time(), await self.servers.answer(self.path, body, name)
         # The seconds hold the wait in a server's queue, of which it does not tell.
         return self.completion(content, len(prompt_token_ids), max_tokens, time.time() - begin)
@@ -95,7 +93,9 @@ class ServedEngine(Engine):
             ids, reason, logprobs = choice["token_ids"], choice["finish_reason"], choice.get("logprobs") or {}
             values = logprobs.get("token_logprobs") or [token["logprob"] for token in logprobs.get("content") or []]
             is_whole = reason in ("stop", "length") and 0 < len(ids) <= max_tokens and len(values) in (0, len(ids))
-        except (LookupError, TypeError, ValueError):
+            are_tokens = all(type(i) is int and 0 <= i < self.config.vocab_size for i in ids)
+            is_whole = is_whole and are_tokens and all(map(math.isfinite, values))
+        except (LookupError, TypeError, ValueError, AttributeError):
             is_whole = False
         if not is_whole:
             raise BadInput("a server's answer has not the token ids and log-probabilities that were asked for: "

@@ -39,7 +39,9 @@ class Servers:
     """
 
     def __init__(self, urls, patience):
-        key = os.environ.get("OPENAI_API_KEY")
+        key = os.environ.get("OPENAI_API_KEY", "")
+        if not key.isascii():
+            raise BadInput("OPENAI_API_KEY holds characters that no key has: set it to the server's own.")
         self.client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=10), limits=httpx2.Limits(max_connections=None),
             headers={"Authorization": f"Bearer {key}"} if key else {})
@@ -49,26 +51,38 @@ class Servers:
     async def models(self, server):
         """What it serves: the list of /v1/models. Errors: BadInput."""
         try:
-            answer = await self.client.get(f"{server.url}/v1/models")
+            answer = await asyncio.wait_for(self.ready(f"{server.url}/v1/models"), self.patience)
             if answer.status_code not in (401, 403):
-                return answer.json()["data"]
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
+                answer.raise_for_status()
+                return [model for model in answer.json()["data"] if isinstance(model["id"], str)]
+        except TimeoutError:
+            raise BadInput(f"--server {server.url} has not answered for {self.patience:g} s: start it again, or leave "
+                           "it out.") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError, OverflowError) as error:
             raise BadInput(f"--server {server.url} is no server of OpenAI's API ({in_short(error)}): give the address "
                            "before /v1, such as http://host:8000.") from None
         raise BadInput(f"--server {server.url} refuses the API key: set OPENAI_API_KEY to its own.")
+
+    async def ready(self, url):
+        """The answer of a server that may still be starting."""
+        while (answer := await self.client.get(url)).status_code in PASSING:
+            await asyncio.sleep(FIRST_PAUSE)
+        return answer
 
     async def answer(self, path, body, model=None):
         """The JSON of the first answer. model: default each server's own name for it.
 
         Errors: BadInput, if a server refuses the request; EngineDead, if none answers.
         """
+        begin = time.time()
         while True:
             server = await self.free()
             server.in_flight += 1
             try:
-                content = json.loads(await self.post(server, path, body | {"model": model or server.model}))
-            except (Unanswered, ValueError) as error:
-                self.rest(server, error)
+                body = body | {"model": model or server.model}
+                content = json.loads(await self.post(server, path, body, begin))
+            except (Unanswered, ValueError, RecursionError) as error:
+                self.rest(server, error, begin)
             else:
                 self.last_answer, server.pause = time.time(), 0.0
                 return content
@@ -84,8 +98,12 @@ class Servers:
                 return min(awake, key=lambda server: server.in_flight)
             await asyncio.sleep(min(server.rests_until for server in self.all) - now)
 
-    def rest(self, server, error):
-        if time.time() - self.last_answer > self.patience:
+    def silence(self, begin):
+        """Seconds without any answer since a request began: before it, nobody may have asked."""
+        return time.time() - max(self.last_answer, begin)
+
+    def rest(self, server, error, begin):
+        if self.silence(begin) > self.patience:
             raise EngineDead(f"no server has answered for {self.patience:g} s ({server.url}: {error}): start it again; "
                              "what is graded is kept, and the same command goes on.")
         now = time.time()
@@ -93,13 +111,17 @@ class Servers:
             server.pause = min(max(2 * server.pause, FIRST_PAUSE), LONGEST_PAUSE)
             server.rests_until = now + server.pause
 
-    async def post(self, server, path, body):
-        """-> the text of a server's answer. Errors: Unanswered; BadInput, if it refuses the request."""
+    async def post(self, server, path, body, begin=None):
+        """-> the text of a server's answer to what was first asked at `begin`, by default now.
+
+        Errors: Unanswered; BadInput, if it refuses the request.
+        """
+        begin = begin or time.time()
         task = asyncio.ensure_future(self.client.post(server.url + path, json=body))
         try:
             # A response may take an hour, so there is no other limit than patience with all servers together.
             while not (await asyncio.wait([task], timeout=1))[0]:
-                if time.time() - self.last_answer > self.patience:
+                if self.silence(begin) > self.patience:
                     raise Unanswered("it is silent")
             answer = task.result()
             if answer.status_code == 200:

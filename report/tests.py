@@ -12,7 +12,8 @@ from report.method import BASELINES
 from report.tables import Table
 
 # What two tests may differ in: the policy. All else would be a difference of its own.
-COMPARED = ("bench", "split", "samples", "limit", "family", "temperature", "top_p", "max_tokens")
+COMPARED = ("bench", "split", "samples", "limit", "family", "temperature", "top_p", "max_tokens",
+            "strict_math_verify")
 
 
 def test_result(records, correct, samples):
@@ -67,7 +68,7 @@ def default_out(options, settings):
         policy = os.path.relpath(options.adapter).replace("..", "").strip("/").replace("/", "-")
     decoding = f"T{settings.temperature:g}-p{settings.top_p:g}-{settings.max_tokens}"
     names = [bench, *(["train"] if options.split == "train" else []),
-             model_name(settings.model), policy, decoding]
+             model_name(settings.model).replace("/", "-"), policy, decoding]
     return os.path.join("out", "-".join(names) + ".json")
 
 
@@ -88,7 +89,7 @@ def versus_table(path, other):
     """The test in the file `path` less the one in `other`, problem by problem. Errors: BadInput."""
     ours, theirs = read_test(path), read_test(other)
     for name in COMPARED:
-        values = ours["settings"][name], theirs["settings"][name]
+        values = ours["settings"].get(name), theirs["settings"].get(name)
         if values[0] != values[1]:
             raise BadInput(f"{path} and {other} are not comparable, as {name} is {values[0]} and {values[1]}: test "
                            "both alike.")

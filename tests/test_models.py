@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import distill
 import engines
 import policy as policies
 from common.errors import BadInput
@@ -207,3 +208,12 @@ def test_a_merged_model_keeps_an_invalid_generation_config(toy_model, toy_adapte
     (model / "generation_config.json").unlink()
     policies.merge(settings_of(str(model)), toy_adapters[0], str(tmp_path / "none"))
     assert not (tmp_path / "none" / "generation_config.json").exists()
+
+
+def test_models_of_one_name_with_other_weights(toy_model, tmp_path):
+    """A copy is the same model; distill.py refuses another one that only has its name."""
+    copy, other = shutil.copytree(toy_model, tmp_path / "copy" / "model"), make_model(tmp_path / "other" / "model", seed=1)
+    assert not engines.weights_differ(toy_model, str(copy)) and not engines.weights_differ(toy_model, toy_model)
+    assert engines.weights_differ(toy_model, other) and not engines.weights_differ("Qwen/Qwen3-8B", toy_model)
+    with pytest.raises(BadInput, match="c was explored by .*, and the policy distills its own answers"):
+        distill.check_model(argparse.Namespace(cplus="c"), other, toy_model)

@@ -21,6 +21,7 @@ class Scripted:
     function of the request; then it answers as it should, with tokens that follow from the seed."""
 
     def __init__(self, model, endpoint="/inference/v1/generate", raw_logprobs=False, window=500, key=None):
+        self.greetings = []    # (status, content) of its first answers to GET
         self.model, self.endpoint, self.raw, self.window, self.key = model, endpoint, raw_logprobs, window, key
         self.script, self.asked, self.adapters = [], [], []
         server = self
@@ -41,6 +42,8 @@ class Scripted:
             def do_GET(self):
                 if server.key and self.headers["Authorization"] != f"Bearer {server.key}":
                     return self.reply(401, {})
+                if server.greetings:
+                    return self.reply(*server.greetings.pop(0))
                 self.reply(200, {"data": [{"id": "served-name", "root": server.model, "max_model_len": server.window}]})
 
             def do_POST(self):
@@ -144,7 +147,7 @@ def test_what_a_server_lacks_is_said(made, toy_model, capsys):
     server.script = [400, None, lambda h, c: h.reply(200, c | {"choices": [{**c["choices"][0], "token_ids": [9, 9, 9, 9, 9]}]})]
     engine, (sample,) = run(toy_model, [server], ask(1, priority=3))
     line = capsys.readouterr().err
-    assert "no priorities (so" in line and "no seeds (so" in line and "no --compress low-logprob)" in line
+    assert "no priorities (steps" in line and "no seeds (no answer" in line and "or --compress low-logprob)" in line
     assert "priority" not in server.asked[-1] and sample.logprobs == []
     with pytest.raises(BadInput, match="processed_logprobs"):
         sample.log_mu()
@@ -244,3 +247,51 @@ def test_flags_go_together(toy_model):
     for flags in (["--engine", "served"], ["--server", "http://x"]):
         with pytest.raises(BadInput, match="go together"):
             explore.parse(["--bench", "arithmetic", "--model", toy_model, *flags])
+
+
+@pytest.mark.parametrize("change", [{"token_ids": [10**9] * 5}, {"token_ids": [-1] * 5}, {"token_ids": ["1"] * 5}, {"token_ids": [1.0] * 5},
+                                    {"logprobs": {"content": [{"logprob": float("nan")}] * 5}},
+                                    {"logprobs": {"content": [{"logprob": None}] * 5}}, {"logprobs": [1]}])
+def test_no_such_tokens(made, toy_model, change):
+    server = made()
+    odd = lambda h, c: h.reply(200, {"choices": [c["choices"][0] | change]})  # noqa: E731
+    with pytest.raises(BadInput, match="has not the token ids"):
+        run(toy_model, [server], ask(1), before=lambda: server.script.append(odd))
+
+
+def test_a_time_without_requests_is_no_silence(made, toy_model):
+    """As an update is, or a laptop that was closed: what counts is how long a request has waited."""
+    server = made()
+
+    async def sample_after_a_pause():
+        engine = await engines.start(settings(toy_model, [server.url], patience=60.0))
+        engine.servers.last_answer -= 1000
+        server.script.append(503)
+        return await engine.sample(**ask(3))
+    assert asyncio.run(sample_after_a_pause()).token_ids == tokens(3)
+
+
+def test_a_server_that_is_still_starting(made, toy_model):
+    server = made()
+    server.greetings += [(503, {}), (429, {})]
+    run(toy_model, [server], ask(1))
+    assert not server.greetings
+
+
+@pytest.mark.parametrize("status, content", [
+    (404, {"error": "no"}), (307, {}), (200, {"data": None}), (200, {"data": ["a"]}), (200, {"data": {"id": 1}}), (200, {"data": [{}]}),
+    (200, b"<html>"), (200, b"")])
+def test_a_greeting_that_is_none(made, toy_model, status, content):
+    server = made()
+    server.greetings.append((status, content))
+    with pytest.raises(BadInput, match="is no server of OpenAI's API"):
+        run(toy_model, [server])
+
+
+def test_a_window_that_is_no_number_and_a_key_that_is_none(made, toy_model, monkeypatch):
+    server = made(window="512")
+    engine, _ = run(toy_model, [server])
+    assert engine.window == 2048  # the model's own
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-\u00e9")
+    with pytest.raises(BadInput, match="OPENAI_API_KEY holds characters"):
+        run(toy_model, [server])

@@ -1,10 +1,11 @@
 """What stands in evaluate.py's tables beside the measures themselves."""
 import json
+import types
 
 import pytest
 
 import report
-from report import measures, paper, tables
+from report import measures, paper, tables, tests
 from test_evaluate import call, write_run
 from test_suite import write_test, write_update
 
@@ -95,3 +96,10 @@ def test_means_over_all_benches_are_the_papers_if_all_are():
     numbers = {("m", "a"): (2,), ("mean", ""): (3,)}
     assert len(tables.with_paper(table, numbers).rows) == 4
     assert tables.with_paper(table, numbers, {("m", "other"): []}).rows == [["m", "a", 1], ["m (paper)", "a", 2], ["mean", "", 1]]
+
+
+def test_the_result_of_a_merged_model_has_a_name_without_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = types.SimpleNamespace(bench="mine.jsonl", adapter=None, split="test")
+    settings = types.SimpleNamespace(model="runs/x/merged", temperature=1.0, top_p=1.0, max_tokens=64)
+    assert tests.default_out(options, settings) == "out/mine-x-merged-base-T1-p1-64.json"
