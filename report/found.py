@@ -121,7 +121,9 @@ def add_test(path, tested, stored):
             stored.append((Table(f"{table['title']}: {path}", table["columns"], rows), {}))
         return
     bench, policy = bench_name(settings["bench"], settings["split"]), "base model"
-    alike = {name: str(settings[name]) for name in tests.COMPARED} | of_problems(content["problems"]["correct"])
+    # Tests of earlier code keep fewer settings.
+    alike = {name: str(settings[name]) for name in tests.COMPARED if name in settings}
+    alike |= of_problems(content["problems"]["correct"])
     alike |= {"model": kept(settings)["model"]}
     run = engines.adapter_run(adapter) if adapter else {}
     if adapter:

@@ -335,7 +335,8 @@ def gain_rows(names, benches, reference):
         if not shared:
             continue
         one, other = (next(iter(seeds[bench].values())) for seeds in (benches, reference))
-        is_alike = all(one["settings"][name] == other["settings"][name] for name in tests.COMPARED)
+        known = [name for name in tests.COMPARED if name in one["settings"] and name in other["settings"]]
+        is_alike = all(one["settings"][name] == other["settings"][name] for name in known)
         if not is_alike or one["problems"]["correct"].keys() != other["problems"]["correct"].keys():
             continue
         (length, avg), (base_length, base_avg) = (

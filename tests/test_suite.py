@@ -27,7 +27,7 @@ def row_of(rows, **cells):
 
 
 def write_test(path, bench, correct, adapter=None, seed=1, length=100, truncated=0.0, **settings):
-    """A test that has ended; correct: {problem: outcomes}."""
+    """A test that has ended, of earlier code that kept fewer settings; correct: {problem: outcomes}."""
     outcomes = list(correct.values())
     result = {"problems": len(correct), "samples": 2, "length": length, "truncated": truncated, "faults": {},
               "avg": sum(map(sum, outcomes)) / (2 * len(outcomes)), "pass": sum(map(max, outcomes)) / len(outcomes)}
