@@ -222,7 +222,7 @@ def read_rollouts(cplus):
 def teacher_contexts(problems, traces, rollouts):
     """{problem id: [context]}: what the teachers of Tables 5 and 27 are conditioned on (App. G.4).
 
-    problems: see `distill.read_cplus`; traces: "success" (C+ itself), "failure" or "random";
+    problems: see `updates.read_cplus`; traces: "success" (C+ itself), "failure" or "random";
     rollouts: the records of rollouts.jsonl, not read for success. Errors: BadInput.
     """
     if traces == "success":

@@ -125,14 +125,12 @@ def block_at(lines, first, opening, knows_python):
     fence, quote = opening[1], None
     for number in range(first, len(lines)):
         line = lines[number]
-        in_string = quote is not None or number > first and lines[number - 1].endswith("\\")
-        if knows_python:
-            quote = open_quote(line, quote)
-        if knows_python and in_string:
-            continue
         last_line = before_closing(line, fence)
-        if knows_python and (last_line or "").lstrip(" \t>").startswith("#"):
-            continue
+        if knows_python:
+            in_string = quote or number > first and lines[number - 1].endswith("\\")
+            quote = open_quote(line, quote)
+            if in_string or (last_line or "").lstrip(" \t>").startswith("#"):
+                continue
         if last_line is not None:
             return without_margin([*lines[first:number], last_line], opening.start(1)), number + 1
         new = opening_of(line)

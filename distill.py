@@ -12,8 +12,6 @@ Writes adapter/ (PEFT), adapter/step_K/, distill.jsonl (metrics), samples.jsonl 
 import argparse
 import asyncio
 import contextlib
-import hashlib
-import json
 import os
 import random
 from dataclasses import astuple, dataclass
@@ -21,9 +19,9 @@ from dataclasses import astuple, dataclass
 import engines.check  # noqa: I001 (before torch: it sets how OpenMP threads wait)
 import ablations
 import policy as policies
-from common import checkpoints, flags, journal, outputs, ranks
+from common import checkpoints, flags, journal, ranks, updates
 from common.clock import Clock
-from common.errors import BadInput, read_jsonl
+from common.errors import BadInput
 from engines.base import Sample, request_seed
 from loss import distill_loss
 import numpy as np
@@ -206,32 +204,11 @@ class Stats:
 
 async def train_on_all(trainer, step, lines):
     """One update on every problem that `lines` of cplus.jsonl hold, once each (App. G.3)."""
-    problems = by_problem(lines)
+    problems = updates.by_problem(lines)
     if problems:
         batch = [(problem, 0) for problem in problems]
         # a line of C+ has "context" and "step", as a draw does
         await train_step(trainer, step, batch, problems, contexts=problems)
-
-
-def by_problem(lines):
-    """Lines of cplus.jsonl as {problem id: its lines}, in the order of the file."""
-    problems = {}
-    for line in lines:
-        problems.setdefault(line["problem"], []).append(line)
-    return problems
-
-
-def read_cplus(path):
-    """cplus.jsonl `by_problem`. Errors: BadInput, also if there is nothing to learn from."""
-    lines = read_jsonl(path)
-    journal.check_fields(path, lines, "problem", "bench", "model", "family", "decoding", "opening",
-                         "context", "response", "step")
-    if not lines:
-        raise BadInput(f"{path} holds no context: no answer was right, so there is nothing to "
-                       "distill; explore with more calls, more problems or a stronger model.")
-    if len({(line["bench"], line["model"]) for line in lines}) > 1:
-        raise BadInput(f"{path} mixes benches or models: distill each explore run by itself.")
-    return by_problem(lines)
 
 
 async def run_engine(args, problems, contexts, files, clock):
@@ -263,49 +240,9 @@ def open_files(args, contexts):
     path, folder = os.path.join(args.out, "distill.json"), os.path.join(args.out, "adapter")
     done = checkpoints.newest_step(folder)
     if ranks.is_main():
-        journal.keep_settings(path, run_settings(args, contexts), growable=("steps",),
+        journal.keep_settings(path, updates.run_settings(args, contexts), growable=("steps",),
                               empty=done == 0)
     return policies.resume(args.out, done)
-
-
-def run_settings(args, contexts):
-    """What distill.json keeps of a run, which goes on with the same alone."""
-    # The batches and the draws depend on them: a C+ that has grown meanwhile is another run.
-    texts = {problem: [draw["context"] for draw in draws] for problem, draws in contexts.items()}
-    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-    return {
-        "cplus": args.cplus, "steps": args.steps, "batch": args.batch,
-        "lr": args.update.lr, "tau": args.update.tau, "divergence": args.update.divergence,
-        "traces": args.traces, "seed": args.seed, "contexts": digest,
-    } | args.settings.kept()
-
-
-def job_seconds(args, clock, done, earlier):
-    """{part: seconds} of the job (App. E.5), on each GPU; --merge is no part of it.
-
-    done: the step after which this session began; earlier: what the last one to end left here.
-    """
-    lines = read_jsonl(os.path.join(args.out, "distill.jsonl"))
-    sampling = sum(line["sample_seconds"] for line in lines)
-    updates = sum(line["train_seconds"] for line in lines)
-    timed = sum(line["sample_seconds"] + line["train_seconds"] for line in lines[done:])
-    # What else a step takes is its checkpoint.
-    saving = clock.parts["saving"] + clock.parts["steps"] - timed
-    seconds = {"startup": earlier.get("startup", 0) + clock.parts["startup"],
-               "sampling": sampling, "update": updates,
-               "saving": earlier.get("saving", 0) + saving}
-    return {part: round(value, 3) for part, value in seconds.items()}
-
-
-def write_result(args, clock, done, gpus):
-    """Into distill.json."""
-    path = os.path.join(args.out, "distill.json")
-    content = journal.read_json(path)
-    earlier = content.get("result", {}).get("seconds", {})
-    seconds = job_seconds(args, clock, done, earlier)
-    result = {"steps": args.steps, "gpus": gpus, "seconds": seconds}
-    journal.write_json(path, content | {"result": result})
-    print("seconds: " + ", ".join(f"{part} {value:.1f}" for part, value in seconds.items()))
 
 
 def run(args, problems, contexts, clock):
@@ -330,29 +267,11 @@ def run(args, problems, contexts, clock):
             gpus = asyncio.run(run_engine(args, problems, contexts, files, clock))
         clock.begin("over")
         if ranks.is_main():
-            write_result(args, clock, files.done, gpus)
+            updates.write_result(args, clock, files.done, gpus)
     if args.merge and ranks.is_main():
-        keep_result(args, "merged", True)
+        updates.keep_result(args, "merged", True)
         policies.merge(args.settings, files.folder, os.path.join(args.out, "merged"))
     ranks.print_once(f"adapter: {files.folder}")
-
-
-def keep_result(args, name, value):
-    """One more entry of distill.json."""
-    path = os.path.join(args.out, "distill.json")
-    journal.write_json(path, journal.read_json(path) | {name: value})
-
-
-def check_outputs(args):
-    """BadInput where the run would write over something that is not its own."""
-    inputs = [args.cplus, os.path.join(os.path.dirname(args.cplus), "rollouts.jsonl"),
-              args.settings.model]
-    written = ("distill.jsonl", "samples.jsonl", "adapter")
-    outputs.claim_run(args.out, "distill.json", written, inputs)
-    if args.merge:
-        kept = outputs.load_json(os.path.join(args.out, "distill.json")) or {}
-        merged = os.path.join(args.out, "merged")
-        outputs.claim("--merge", [merged], inputs, lambda _: kept.get("merged", False))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -400,7 +319,7 @@ def add_run_arguments(parser):
 
 
 def parse(argv):
-    """-> (DistillArgs, what `read_cplus` gives). Errors: BadInput."""
+    """-> (DistillArgs, what `updates.read_cplus` gives). Errors: BadInput."""
     given, settings, problems = resolved(parser().parse_args(argv))
     bench = next(iter(problems.values()))[0]["bench"]
     update_args = flags.update_args(given, settings.temperature, bench)
@@ -410,11 +329,11 @@ def parse(argv):
 
 
 def resolved(given):
-    """-> (the parsed flags, Settings, what `read_cplus` gives). Errors: BadInput.
+    """-> (the parsed flags, Settings, what `updates.read_cplus` gives). Errors: BadInput.
 
     Where the flags are silent: as it was explored.
     """
-    problems = read_cplus(given.cplus)
+    problems = updates.read_cplus(given.cplus)
     first = next(iter(problems.values()))[0]
     given = argparse.Namespace(**engines.as_run(vars(given), first, given.cplus))
     check_ranks(given)
@@ -455,7 +374,7 @@ def main(argv=None):
             args, problems = parse(argv)
             contexts = teacher_draws(args, problems)
             if ranks.is_main():
-                check_outputs(args)
+                updates.check_outputs(args)
                 stack.enter_context(journal.lock(args.out))
         run(args, problems, contexts, clock)
 

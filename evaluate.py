@@ -35,6 +35,7 @@ from common import journal, outputs, rollouts
 from common.errors import BadInput, ContextTooLong, exit_with_sentence
 from common.flags import Parser, cap, positive_int
 from common.progress import new_bar
+from common.updates import read_cplus
 from engines.base import check_adapter, request_seed, side_by_side
 from report import paper, suite, tests, tokens
 from report.training import engine_settings, read_training
@@ -369,7 +370,6 @@ def main(argv=None):
     elif options.tables:
         suite.main(options.tables, out, options.paper)
     elif options.cplus:
-        from distill import read_cplus
         report.rollouts_main(options, read_cplus(options.cplus))
     else:
         report.rollouts_main(options, None)

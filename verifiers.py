@@ -18,11 +18,9 @@ LiveCodeBench's (sandbox/pairs.py); what is expected never enters the process of
     # {"problem": {...}, "response": "...", "truncated": false} a line -> its verdict
 """
 import ast
-import asyncio
 import json
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -354,44 +352,13 @@ def add_arguments(parser):
 
 
 class Graders(Workers):
-    """A bounded pool beside the engine: threads, each with its own worker process or sandbox."""
-
-    def __init__(self, workers=None, strict=False):
-        super().__init__(workers, strict)
-        # The private tests that nobody waits for have half of the cores at most.
-        self.private_threads = ThreadPoolExecutor(max(1, self.workers // 2), "private grader")
-
-    def submit(self, problem, response, truncated=False):
-        """-> concurrent.futures.Future of the Verdict."""
-        return self.threads.submit(self.run, problem, response, truncated)
-
-    async def grade(self, problem, response, truncated=False):
-        """-> Verdict.
-
-        Cancelled while it waits, it is never graded; while it is graded, its verdict is dropped.
-        """
-        return await asyncio.wrap_future(self.submit(problem, response, truncated))
-
-    async def grade_public(self, problem, response, truncated=False):
-        """-> Verdict; of a program without its private tests."""
-        future = self.threads.submit(self.run_public, problem, response, truncated)
-        return await asyncio.wrap_future(future)
-
-    async def grade_private(self, problem, response):
-        """-> (correct, fault) of an answer whose public verdict leaves `correct` open."""
-        future = self.private_threads.submit(private_verdict, problem, response)
-        return await asyncio.wrap_future(future)
-
-    def close(self):
-        self.private_threads.shutdown(wait=False, cancel_futures=True)
-        super().close()
-        self.private_threads.shutdown(wait=True)
+    """The pool of graders beside the engine, with what its threads do."""
 
     def run(self, problem, response, truncated):
         verdict = self.run_public(problem, response, truncated)
         if verdict.correct is not None:
             return verdict
-        correct, fault = private_verdict(problem, response)
+        correct, fault = self.run_private(problem, response)
         if fault:
             return Verdict(0, 0, "", None, fault)
         return replace(verdict, correct=correct)
@@ -404,6 +371,9 @@ class Graders(Workers):
         if problem.verifier == "own":
             return own_verdict(problem, response)
         raise BadInput(f"{problem.id}: {NEEDS_ENGINE}")
+
+    def run_private(self, problem, response):
+        return private_verdict(problem, response)
 
 
 shared = None  # the pool behind `verify`

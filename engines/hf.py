@@ -115,9 +115,10 @@ class HFEngine(Engine):
             memory = torch.cuda.get_device_properties(0).total_memory
             self.cache_bytes = settings.gpu_memory * memory - torch.cuda.memory_allocated()
         self.slots = 128  # rows; more of them no longer raise the tokens per second on a CPU
-        kinds = getattr(self.config, "layer_types", None)
+        self.kinds = getattr(self.config, "layer_types", None)
         # Without kinds of layers all of them have the window, if any; Qwen 2 says apart whether it uses it.
-        has_window = "sliding_attention" in kinds if kinds else getattr(self.config, "use_sliding_window", True)
+        uses_window = getattr(self.config, "use_sliding_window", True)
+        has_window = "sliding_attention" in self.kinds if self.kinds else uses_window
         self.sliding_window = getattr(self.config, "sliding_window", None) if has_window else None
         self.adapter, self.loaded = None, None  # the folder in use; the folder whose weights the LoRA layers hold
         self.cache, self.running, self.waiting, self.order = SlotCache(), [], [], itertools.count()
@@ -253,8 +254,7 @@ class HFEngine(Engine):
         mask = (keys <= positions[:, :, None])[:, None]
         if self.sliding_window:
             near = mask & (keys > positions[:, :, None] - self.sliding_window)[:, None]
-            has_kinds = getattr(self.config, "layer_types", None)
-            mask = {"full_attention": mask, "sliding_attention": near} if has_kinds else near
+            mask = {"full_attention": mask, "sliding_attention": near} if self.kinds else near
         return self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache,
                             use_cache=True).last_hidden_state
 

@@ -13,7 +13,7 @@ from common import journal, outputs
 from common.errors import BadInput
 from report import curves, tests
 from report.curves import FREE, bench_name, model_name
-from report.method import BASELINES, method_of
+from report.method import BASELINES, baseline_of, method_of
 from report.tables import Table
 
 PLACES = {"cplus", "contexts", "pairs"}  # of an update's settings: what one seed's exploration found
@@ -100,8 +100,8 @@ def learned(settings):
     if "cplus" in settings:
         explored = (curves.read_beside(settings["cplus"], "explore.json") or {}).get("settings", {})
         alike |= kept(explored, "explored ")
-    policy = "sft" if "rewrite" in settings else explored.get("method", "adapter")
-    if policy not in BASELINES:
+    policy = baseline_of(settings)
+    if not policy:
         usual = {"divergence": "reverse_kl", "traces": "success"}
         changes = [f"{name} {settings[name]}" for name in usual if settings.get(name, usual[name]) != usual[name]]
         method = method_of("leaf", explored)

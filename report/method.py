@@ -38,3 +38,9 @@ def parsed(text):
     """-> Method that paper.csv writes as "random", "leaf" or "leaf memory=no-feedback"."""
     kind, *changes = text.split()
     return Method(kind, tuple(tuple(change.split("=")) for change in changes))
+
+
+def baseline_of(settings):
+    """The one of BASELINES whose run has these settings; None if it is LEAF's, or not known."""
+    kind = "sft" if "rewrite" in settings else settings.get("method")
+    return kind if kind in BASELINES else None

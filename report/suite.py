@@ -10,7 +10,7 @@ from collections import Counter
 import report
 from common import journal
 from common.errors import BadInput, read_jsonl
-from report import curves, measures, paper, tables, tests
+from report import curves, paper, tables, tests
 from report.curves import DECODING
 from report.found import cells, common_seeds, find
 from report.measures import mean, over_seeds
@@ -263,12 +263,8 @@ def trained_table(runs):
             if os.path.isfile(cplus):
                 by_key.setdefault((item.model, item.bench, item.content.method), []).append((item.content, cplus))
     for key, found in by_key.items():
-        rates = []
-        for run, cplus in found:
-            problems = {line["problem"] for line in read_jsonl(cplus)}
-            attempts = {problem: steps for problem, steps in run.attempts.items() if problem in problems}
-            rates.append(measures.self_correction(attempts, tables.final_answer))
-        rows.append([*key, *(over_seeds([rate[name] for rate in rates], 100) for name in rates[0])])
+        learnt = [(run, {line["problem"] for line in read_jsonl(cplus)}) for run, cplus in found]
+        rows.append([*key, *tables.correction_cells(learnt)])
     table = Table("Self-correction on the problems of C+, first 10 steps; a merged model by its folder (Table 28)",
                   ["model", "bench", "method", *tables.CORRECTION_COLUMNS], rows)
     return with_faults(table, [run for found in by_key.values() for run, _ in found])
@@ -323,8 +319,7 @@ def test_cells(results):
     values = [over_seeds([result[name] for result in results], unit) for name, unit in SHARES.items()]
     if "problems" not in results[0]:
         return [None, *values, None]
-    faults = [sum(result["faults"].values()) + result.get("unreadable_judgments", 0) for result in results]
-    return [results[0]["problems"], *values, over_seeds(faults)]
+    return [results[0]["problems"], *values, over_seeds(list(map(tests.fault_count, results)))]
 
 
 def gain_rows(names, benches, reference):

@@ -145,13 +145,18 @@ def correction_table(groups, problems):
         if group.method.kind == "random":  # which corrects nothing
             continue
         for key, runs in group.runs.items():
-            rates = []
-            for run in runs:
-                attempts = {problem: steps for problem, steps in run.attempts.items() if problem in problems}
-                rates.append(measures.self_correction(attempts, final_answer))
-            rows.append([*key, group.method, *(over_seeds([r[name] for r in rates], 100) for name in rates[0])])
+            rows.append([*key, group.method, *correction_cells([(run, problems) for run in runs])])
     return Table("Self-correction on the problems of C+, first 10 steps (Table 28)",
                  ["model", "bench", "method", *CORRECTION_COLUMNS], rows)
+
+
+def correction_cells(runs):
+    """The numbers of a row of Table 28. runs: [(run, the problems that count)], one for each seed."""
+    rates = []
+    for run, problems in runs:
+        attempts = {problem: steps for problem, steps in run.attempts.items() if problem in problems}
+        rates.append(measures.self_correction(attempts, final_answer))
+    return [over_seeds([rate[name] for rate in rates], 100) for name in rates[0]]
 
 
 def final_answer(record):

@@ -8,7 +8,7 @@ from common.journal import read_json, write_json
 from common.outputs import is_test
 from report import measures, print_tables
 from report.curves import bench_name, model_name
-from report.method import BASELINES
+from report.method import baseline_of
 from report.tables import Table
 
 # What two tests may differ in: the policy. All else would be a difference of its own.
@@ -37,17 +37,20 @@ def test_table(settings, result):
                "truncated (%)", "verifier faults"]
     row = [model_name(settings["model"]), bench_name(settings["bench"], settings["split"]), policy(settings["adapter"]),
            result["problems"], 100 * result["avg"], 100 * result["pass"], result["length"], 100 * result["truncated"],
-           sum(result["faults"].values()) + result.get("unreadable_judgments", 0)]
+           fault_count(result)]
     return Table(f"Test of {settings['adapter'] or 'the base model'} (Tables 18 and 21)", columns, [row])
+
+
+def fault_count(result):
+    """Answers of a test that count as wrong because their verifier failed."""
+    return sum(result["faults"].values()) + result.get("unreadable_judgments", 0)
 
 
 def policy(adapter):
     """What was tested, as paper.csv names it: an adapter of baselines/ by its method."""
     if not adapter:
         return "base model"
-    run = engines.adapter_run(adapter)
-    kind = "sft" if "rewrite" in run else run.get("method")
-    return kind if kind in BASELINES else "adapter"
+    return baseline_of(engines.adapter_run(adapter)) or "adapter"
 
 
 def interval_line(result):

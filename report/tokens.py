@@ -11,6 +11,7 @@ import engines
 import ablations
 from common import journal
 from common.errors import BadInput, read_jsonl
+from common.updates import read_cplus
 from engines.base import Engine
 from report import page
 
@@ -68,7 +69,7 @@ def read_run(out):
 
 def read_responses(out, run, tokenizer, problem):
     """The responses of the first step, and to each problem an answer of C+: what its context led to."""
-    from distill import draw_context, read_cplus
+    from distill import draw_context
     settings = run["settings"]
     problems = read_cplus(settings["cplus"])
     rollouts = [] if settings["traces"] == "success" else ablations.read_rollouts(settings["cplus"])

@@ -6,6 +6,7 @@ import ablations
 import benches
 import engines
 from common.errors import BadInput
+from common.updates import read_cplus
 from report.curves import bench_name, model_name, read_beside
 
 
@@ -30,7 +31,6 @@ class Training:
 
 def read_training(options, cplus):
     """-> Training, of the file `cplus` and what lies beside it; errors: BadInput."""
-    from distill import read_cplus
     lines = dict(list(read_cplus(cplus).items())[:options.limit])
     first = next(iter(lines.values()))[0]
     problems, bench = explored_problems(cplus, lines, options.data)

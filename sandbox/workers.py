@@ -3,6 +3,7 @@
 In processes, because its time limits (SIGALRM) need a main thread and because no answer, be it a tower of powers, may
 hold up or end the run.
 """
+import asyncio
 import atexit
 import ctypes
 import json
@@ -125,17 +126,39 @@ class MathWorker:
 
 
 class Workers:
-    """A bounded pool of threads, each with its own worker process for math."""
+    """A bounded pool beside the engine: threads, each with its own worker process for math.
+
+    Who derives from it says what a thread does with (problem, response, truncated): `run` gives the whole verdict,
+    `run_public` what the policy may see, and `run_private` (problem, response) what `run_public` leaves open.
+    """
 
     def __init__(self, workers=None, strict=False):
         """`workers`: answers graded at a time; default: the cores this process may use. strict: see math_equal."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self.workers, self.strict = workers or cores, strict
         self.threads = ThreadPoolExecutor(self.workers, "grader")
+        # The private tests that nobody waits for have half of the cores at most.
+        self.private_threads = ThreadPoolExecutor(max(1, self.workers // 2), "private grader")
         self.own = threading.local()
         self.math_workers = []
         self.closing = threading.Event()
         atexit.register(self.close)
+
+    def submit(self, problem, response, truncated=False):
+        """-> concurrent.futures.Future of the Verdict."""
+        return self.threads.submit(self.run, problem, response, truncated)
+
+    async def grade(self, problem, response, truncated=False):
+        """-> Verdict. Cancelled while it waits, it is never graded; while it is graded, its verdict is dropped."""
+        return await asyncio.wrap_future(self.submit(problem, response, truncated))
+
+    async def grade_public(self, problem, response, truncated=False):
+        """-> Verdict; of a program without its private tests."""
+        return await asyncio.wrap_future(self.threads.submit(self.run_public, problem, response, truncated))
+
+    async def grade_private(self, problem, response):
+        """-> (correct, fault) of an answer whose public verdict leaves `correct` open."""
+        return await asyncio.wrap_future(self.private_threads.submit(self.run_private, problem, response))
 
     def ask_math(self, gold, answer):
         if not hasattr(self.own, "math"):
@@ -146,11 +169,13 @@ class Workers:
     def close(self):
         """Drops what waits, ends the math that is being graded, waits for the code; leaves no process."""
         self.closing.set()  # before the processes: one that starts meanwhile sees it
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self.private_threads, self.threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         for process in [worker.process for worker in self.math_workers]:
             if process:
                 process.kill()
-        self.threads.shutdown(wait=True)
+        for threads in (self.threads, self.private_threads):
+            threads.shutdown(wait=True)
         for worker in self.math_workers:
             worker.stop()
         atexit.unregister(self.close)

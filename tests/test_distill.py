@@ -19,7 +19,7 @@ import engines
 import loss
 import policy as policies
 import scripted_student
-from common import checkpoints, gpu_memory, journal, ranks
+from common import checkpoints, gpu_memory, journal, ranks, updates
 from common.errors import BadInput, read_jsonl
 from common.flags import UpdateArgs
 from conftest import TOY_TERMS, make_model, tolerance
@@ -663,7 +663,7 @@ def test_bad_contexts(cplus, tmp_path, line, sentence):
         lines = read_jsonl(cplus) + [fifth]
     (tmp_path / "cplus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
     with pytest.raises(BadInput, match=sentence):
-        distill.read_cplus(tmp_path / "cplus.jsonl")
+        updates.read_cplus(tmp_path / "cplus.jsonl")
 
 
 def test_checkpoints_without_their_run_are_refused(cplus, tmp_path, undisturbed, scripted):

@@ -12,6 +12,7 @@ import engines
 import evaluate
 import report
 from ablations import teacher_contexts
+from common import updates
 from common.errors import BadInput, ContextTooLong
 from conftest import make_model
 from engines.base import Sample, request_seed
@@ -655,7 +656,7 @@ def test_a_copy_of_the_bench_that_moved_is_named_again(trained, scripted):
 
 
 def test_without_a_second_feedback_text_there_are_no_random_traces(trained):
-    lines = distill.read_cplus(trained / "cplus.jsonl")
+    lines = updates.read_cplus(trained / "cplus.jsonl")
     rollouts = [json.loads(line) for line in (trained / "rollouts.jsonl").read_text().splitlines()]
     for r in [line for kept in lines.values() for line in kept] + rollouts:
         r["context"][-1]["content"] = "Check it." if r["step"] == 1 else "It was wrong."
@@ -706,7 +707,7 @@ def test_paper_rows_of_tests_and_training_problems(trained, scripted, monkeypatc
 def test_self_correction_on_the_problems_of_cplus(trained, tmp_path):
     """p1 8>R R>R, p2 R>8 8>8, p4 R>R R>R; p2's two wrong answers have no box, so they are no repeat."""
     group = curves.read_group([str(trained / "rollouts.jsonl")])
-    row = report.tables.correction_table([group], distill.read_cplus(trained / "cplus.jsonl")).rows[0]
+    row = report.tables.correction_table([group], updates.read_cplus(trained / "cplus.jsonl")).rows[0]
     assert row[3:] == pytest.approx([50, 25, 0, 200 / 3, 600 / 9])
 
 

@@ -20,7 +20,7 @@ FLOORS = [
     "common.flags common.journal common.outputs common.ranks common.gpu_memory sandbox.proxy sandbox.workers benches.files benches.own engines.base "
     "report.measures report.paper",
     "engines.check",
-    "common.attention common.rollouts common.checkpoints sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
+    "common.attention common.rollouts common.updates common.checkpoints sandbox.jail benches.arithmetic benches.math500 benches.livecodebench benches.sciknoweval engines.vllm engines.hf "
     "engines.servers report.curves",
     "sandbox.run benches.tiny_model engines.served report.tables report.plots report.dialogue report.page",
     "engines sandbox.asserts sandbox.pairs benches.mbpp",
